@@ -13,6 +13,7 @@ import numpy as np
 from jaxpace.coordination import knobs, shift_trial, windows
 from jaxpace.coordination.keyed import checked, uniform
 from jaxpace.core.durations import LONGEST, bounded, valid
+from jaxpace.core.pacing import by_slot
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
@@ -86,12 +87,6 @@ def look(times: jax.Array, floors: jax.Array) -> LinkOrder:
   return LinkOrder(contention, ahead, clears, unclear & (ends[1] > ends[0] + _RISE),
                    unclear & (ends[0] > ends[1] + _RISE),
               total)
-
-
-def first(times: jax.Array, count: int) -> jax.Array:
-  """Cuts or fills with NaN: [S] float32 s -> [count]."""
-  times = times[:count]
-  return jnp.pad(times, (0, count - times.shape[0]), constant_values=_NAN)
 
 
 def given_floor(floor: Sequence[float] | float | None, count: int) -> np.ndarray | None:
@@ -274,7 +269,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0,
 
   def update(observation: Observation, state: Interleave) -> tuple[Decision, Interleave]:
     key = state.key
-    before, now = (first(times, slots)
+    before, now = (by_slot(times, slots)
                    for times in (observation.job_transfers, observation.job_transfers_now))
     floors_now = lowest.update(before, state.floor)
     floors = lowest.value(floors_now) if given is None else jnp.asarray(given)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxpace.coordination import interleave, knobs, windows
 from jaxpace.coordination.keyed import checked, uniform
 from jaxpace.core.durations import valid
+from jaxpace.core.pacing import by_slot
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, pick
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
@@ -256,7 +257,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
         heard=state.heard | (busy & ~once))
 
   def update(observation: Observation, state: TakeTurns) -> tuple[Decision, TakeTurns]:
-    times = interleave.first(observation.job_transfers, slots)
+    times = by_slot(observation.job_transfers, slots)
     state = state._replace(floor=lowest.update(times, state.floor))
     floors = floors_of(state)
     sent = valid(times) & valid(floors)
@@ -278,7 +279,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     contended = noticed.value(recent) > band
     silent = mode == SILENT
     # What is known of the step just done comes sooner; of its last buckets nothing is.
-    now = interleave.first(observation.job_transfers_now, slots)
+    now = by_slot(observation.job_transfers_now, slots)
     late_now = jnp.where(valid(now) & valid(floors), jnp.maximum(now - floors, _ZERO), _ZERO)
     late = (contention > band) | (jnp.sum(late_now) > band * total)
     resumes = silent & state.proven & late
@@ -318,7 +319,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     own_patience = jnp.where(shorter, _SHORTER * most, jnp.where(begins, most, state.patience))
     none = jnp.zeros((slots,), jnp.float32)
     holds = (none if isinstance(observation.holds, tuple)
-             else interleave.first(observation.holds, slots))
+             else by_slot(observation.holds, slots))
     turns = (after == TRIES) | (after == TURNS)
     info = {"contention": contention, "turns": turns.astype(jnp.float32), "sharing_cost": without,
             "turns_cost": with_turns}

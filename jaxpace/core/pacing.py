@@ -40,6 +40,12 @@ def nothing_shared(slots: int) -> Shared:
   return Shared(jnp.float32(_NAN), jnp.full((slots,), _NAN), jnp.full((slots,), _NAN))
 
 
+def by_slot(times: jax.Array, slots: int) -> jax.Array:
+  """Cuts or fills with NaN: [n] float32 s -> [slots]."""
+  times = times[:slots]
+  return jnp.pad(times, (0, slots - times.shape[0]), constant_values=_NAN)
+
+
 def over_before(carrier: int | None, slots: int) -> np.ndarray:
   """Says which of a step's collectives are over when the message that shares them leaves.
 

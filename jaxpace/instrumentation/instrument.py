@@ -32,7 +32,7 @@ from jaxpace.instrumentation.before_collective import Holding
 from jaxpace.instrumentation.calls import Call
 from jaxpace.instrumentation.piggyback import Share
 from jaxpace.observation import everywhere, nested
-from jaxpace.observation.clocks import Clock, host_ring, resolve_clock, words
+from jaxpace.observation.clocks import Clock, host_ring, resolve_clock
 from jaxpace.observation.clocks.operands import NOWHERE, Event
 
 _LOG = logging.getLogger("jaxpace")
@@ -294,10 +294,9 @@ class Instrumented(InstrumentedFunction):
       return state, call.result(outputs)
 
   def _timestamped(self, one: PaceState, stacked: bool, ranks: int, clock: Clock,
-               automatic: tuple[str, ...], call: Call
-               ) -> tuple[PaceState, list[Any]]:
+                   automatic: tuple[str, ...], call: Call) -> tuple[PaceState, list[Any]]:
     """Traces the step, and evaluates it with timestamps: the state after it, and its results,
-      flat."""
+    flat."""
     closed = jax.make_jaxpr(call.traced)(*call.leaves)
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
@@ -312,19 +311,16 @@ class Instrumented(InstrumentedFunction):
     carrier, reason = piggyback.chosen(
         self.share_wanted, written.carrier, clock, self.pacer, checks.packed_pacer(one), self.axis,
         self._platform or jax.default_backend())
-    index = jax.lax.axis_index(self.axis)
     holding = None
     if carrier and self.pacer is not None and self.holds and not isinstance(one.alike, tuple):
       holding = Holding(clock, self.pacer, self.max_hold, one, self.axis, events)
-    job = (piggyback.job(one, len(written.collectives)) if carrier and self.pacer is not None
-           else jnp.zeros((0,), jnp.float32))
-    before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
-                                self.max_delay if self.pacer is not None else None, carrier,
-                                job, mapped=not stacked, automatic=bool(automatic), holding=holding,
-                                events=events, numbers=self._numbers(one))
-    measured = rewrite.run(written, clock, before, call.leaves)
+    measured = rewrite.Evaluation(
+        written, clock, one, jax.lax.axis_index(self.axis), self.pacer, carrier=carrier,
+        delay_limit=self.max_delay if self.pacer is not None else None, mapped=not stacked,
+        automatic=bool(automatic), holding=holding, events=events)
+    outputs = measured.run(call.leaves)
     with jax.named_scope("jaxpace"):
-      state, names = measured.after(one, self.pacer, self.slots)
+      state, names = measured.after()
     self.note_traced(Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks,
         collectives=written.collectives, unstamped=written.unstamped, share=carrier is not None,
@@ -336,7 +332,7 @@ class Instrumented(InstrumentedFunction):
                      0 if unmarked else len(flat.hidden))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
-    return state, measured.outputs
+    return state, outputs
 
   def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
     """This rank's state without the axis of ranks, and whether there was one (shard_map) or not
@@ -372,13 +368,6 @@ class Instrumented(InstrumentedFunction):
     except Exception as error:  # Whatever it is, the step runs.
       return str(error)
     return ""
-
-  def _numbers(self, one: PaceState) -> jax.Array:
-    """What the ring gets as the step begins: its number, and what the pacer decided for it."""
-    numbers = [words.of_bits(one.step[None]), words.of_bits(one.delay[None])]
-    if self.pacer is not None:
-      numbers.append(words.of_bits(one.info))
-    return jnp.concatenate(numbers)
 
   # What the recorder writes down.
 

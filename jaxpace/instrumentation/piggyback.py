@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxpace.coordination.share_work import shares_work
 from jaxpace.core import pacing, packing
-from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Pacer
 from jaxpace.observation.clocks import Clock
@@ -102,19 +101,6 @@ def chosen(wanted: Share, carrier: Carrier | None, clock: Clock, pacer: Pacer | 
   return carrier, f"shared in the all-reduce of collective {carrier.slot}"
 
 
-def job(one: PaceState, collectives: int) -> jax.Array:
-  """What a rank says of the step before: own step time, and its own times of collectives.
-
-  Args:
-    one: the rank's state.
-    collectives: how many have a slot.
-
-  Returns:
-    [1 + collectives] float32 s, NaN where unknown.
-  """
-  return jnp.concatenate([one.step_time[None], one.transfers[:collectives]])
-
-
 def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Array, ranks: int,
             dtype: str, digest: jax.Array | None = None) -> jax.Array:
   """Packs one rank's numbers.
@@ -123,7 +109,8 @@ def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Arr
     arrival: [] float32 seconds, NaN if unknown.
     delay: [] float32 seconds applied.
     job: [1 + n] float32 seconds, or [0]: own step time, of which rank 0's is sent; times of
-      collectives, which are averaged: those of `job`, then this step's waits. NaN if unknown.
+      collectives, which are averaged: those of the step before, then this step's waits. NaN if
+      unknown.
     index: [] int32, this rank's index along the axis.
     ranks: ranks along the axis.
     dtype: of the all-reduce.
@@ -148,38 +135,31 @@ class PiggybackSum(NamedTuple):
 
   arrivals: jax.Array  # [ranks] float32 s, NaN where unknown
   delays: jax.Array  # [ranks] float32 s
-  # [1 + n] or [0] float32 s, NaN where unknown; in bfloat16 averages are good to some 0.4 %
-  job: jax.Array
+  alike: pacing.Shared  # in bfloat16 averages are good to some 0.4 %
   digests: jax.Array | None  # [ranks] float32
 
 
-def unpack(total: jax.Array, ranks: int, dtype: str, digested: bool = False) -> PiggybackSum:
-  """Reads the sum of the ranks' operands, which hold digests or not."""
+def unpack(total: jax.Array, ranks: int, dtype: str, collectives: int, slots: int,
+           digested: bool = False) -> PiggybackSum:
+  """Reads the sum of the ranks' operands.
+
+  Args:
+    total: the sum.
+    ranks: as in `operand`.
+    dtype: as in `operand`.
+    collectives: of the step that have a slot.
+    slots: of the pace state.
+    digested: whether the operands hold digests.
+  """
   values = total.reshape(_PARTS[dtype], -1).astype(jnp.float32).sum(axis=0)
   arrivals, delays = values[:ranks], values[ranks:2 * ranks]
   job = values[(3 if digested else 2) * ranks:]
-  nothing = jnp.float32(np.nan)
-  return PiggybackSum(jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays,
-                   jnp.where(job < jnp.float32(0), nothing, job),
-                   values[2 * ranks:3 * ranks] if digested else None)
-
-
-def known_alike(total: PiggybackSum | None, collectives: int, slots: int) -> pacing.Shared:
-  """Reads what all ranks know alike, slot by slot.
-
-  Args:
-    total: None where nothing is shared.
-    collectives: as in `job`.
-    slots: of the pace state.
-  """
-  if total is None or not total.job.shape[0]:
-    return pacing.nothing_shared(slots)
-
-  def filled(values: jax.Array) -> jax.Array:
-    return jnp.pad(values, (0, slots - values.shape[0]), constant_values=np.float32(np.nan))
-
+  arrivals, job = (jnp.where(each < jnp.float32(0), jnp.float32(np.nan), each)
+                   for each in (arrivals, job))
   before = 1 + collectives
-  return pacing.Shared(total.job[0], filled(total.job[1:before]), filled(total.job[before:]))
+  alike = pacing.nothing_shared(slots) if not job.shape[0] else pacing.Shared(
+      job[0], pacing.by_slot(job[1:before], slots), pacing.by_slot(job[before:], slots))
+  return PiggybackSum(arrivals, delays, alike, values[2 * ranks:3 * ranks] if digested else None)
 
 
 def _split(values: jax.Array, dtype: str) -> list[jax.Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,59 +26,55 @@ from jaxpace.observation.clocks import Clock, gate, words
 from jaxpace.observation.clocks.operands import NOWHERE, Event, first_element
 
 
-@dataclasses.dataclass(frozen=True)
-class StepInputs:
-  """What a rank brings into a step."""
-
-  last_exit: jax.Array  # uint32 [2], the previous step's last exit; all zero before the first
-  delay: jax.Array  # float32 [] s, asked for this step
-  index: jax.Array  # int32 [], this rank's index along the axis
-  ranks: int
-  delay_limit: float | None  # s; None: the step has no delay operation
-  carrier: Carrier | None  # the all-reduce that the ranks' arrivals ride in; None: not shared
-  # float32 [1 + collectives] or [0] s, own step time and transfers of the step before, to be shared
-  job: jax.Array
-  mapped: bool  # under pmap, which gives every output one more axis when the step is over
-  # some mesh axes are the compiler's, and it would gather a whole operand of a timestamp over them
-  automatic: bool = False
-  holding: Holding | None = None  # who is asked before collectives; None: nobody
-  events: Event = NOWHERE  # where timestamps go beside
-  # uint32 [n, 2], what belongs in the ring as the step begins, from `ring_layout.STEP_VALUE` on
-  numbers: jax.Array | None = None
-
-
 class Evaluation:
-  """An evaluated step, and what its timestamps say.
+  """A step that is evaluated with timestamps, and what they say.
 
   Attributes:
-    outputs: the program's, flat and bit for bit what the bare step gives.
     timestamps: uint32 [2] each, in the order of the plan's timestamps.
     arrival: float32 [] s, own, undelayed, at the first timestamped collective; NaN if unknown.
     delay: float32 [] s, applied.
-    shared: what came along in the all-reduce; None where nothing is shared. Its `job` is that of
-      `StepInputs`: rank 0's step time, means of the rest; then this step's mean waits.
+    shared: what came along in the all-reduce; None where nothing is shared.
     waits: float32 [] s each, by slot, without what holding took.
     last_exit: uint32 [2].
   """
 
-  def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]):
-    self.script, self.clock, self.before = script, clock, before
+  def __init__(self, script: Script, clock: Clock, one: PaceState, index: jax.Array,
+               pacer: Pacer | None, *, delay_limit: float | None, carrier: Carrier | None = None,
+               mapped: bool = False, automatic: bool = False, holding: Holding | None = None,
+               events: Event = NOWHERE):
+    """Prepares.
+
+    Args:
+      script: from `write_script`.
+      clock: to timestamp with.
+      one: the rank's state before the step.
+      index: int32 [], this rank's index along the axis.
+      pacer: whom to ask after the step, or None.
+      delay_limit: s; None: the step has no delay operation.
+      carrier: the all-reduce that the ranks' arrivals ride in; None: not shared.
+      mapped: whether under pmap, which gives every output one more axis when the step is over.
+      automatic: whether some mesh axes are the compiler's: it would gather a whole operand of a
+        timestamp over them.
+      holding: who is asked before collectives; None: nobody.
+      events: where timestamps go beside.
+    """
+    self.script, self.clock, self.one, self.pacer = script, clock, one, pacer
+    self.index, self.ranks, self.slots = index, one.arrivals.shape[0], one.transfers.shape[0]
+    self.delay_limit, self.carrier, self.mapped = delay_limit, carrier, mapped
+    self.automatic, self.holding, self.events = automatic, holding, events
     self.tags = ring_layout.timestamp_tags(script.marks)
     self.program = script.program
     self.env: dict[int, Any] = dict(self.program.constants)
-    self.env.update(zip(self.program.inputs, inputs, strict=True))
     self.timestamps: list[jax.Array] = []
     # A timestamp that is no timestamp, which the next one comes after.
     self.chained: jax.Array | None = None
     # The timestamp that holds back the next segment.
-    self.holder = before.last_exit
+    self.holder = self.last_exit = one.last_exit
     self.exits: list[jax.Array] = []
     self.waits: list[jax.Array] = []
     self.arrival = jnp.float32(jnp.nan)
     self.delay = jnp.float32(0)
     self.shared: piggyback.PiggybackSum | None = None
-    self.outputs: list[Any] = []
-    self.last_exit = before.last_exit
 
   def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
     if isinstance(ref, Literal):
@@ -95,21 +90,24 @@ class Evaluation:
 
   def event(self, place: int) -> Event:
     """What a timestamp leaves in the ring, by its place among the step's."""
-    return self.before.events.at(self.tags[place])
+    return self.events.at(self.tags[place])
 
   def begin(self) -> None:
-    before, first = self.before, self.event(0)
+    one, first = self.one, self.event(0)
     with jax.named_scope("jaxpace"):
-      if before.delay_limit is None:
-        self.timestamps.append(self.clock.timestamp(before.last_exit, event=first))
+      if self.delay_limit is None:
+        self.timestamps.append(self.clock.timestamp(one.last_exit, event=first))
       else:
-        early, late = self.clock.delay(before.delay, before.delay_limit, before.last_exit,
+        early, late = self.clock.delay(one.delay, self.delay_limit, one.last_exit,
                                        events=(first, self.event(1)))
         self.timestamps += [early, late]
         self.delay = words.seconds_between(early, late)
-      if before.events.program and before.numbers is not None:
-        self.timestamps[-1] = self.clock.note(self.timestamps[-1], before.numbers,
-                                          before.events.at(ring_layout.STEP_VALUE))
+      if self.events.program:
+        # The number of the step, and what the pacer decided for it.
+        numbers = [one.step[None], one.delay[None], *([] if self.pacer is None else [one.info])]
+        self.timestamps[-1] = self.clock.note(
+            self.timestamps[-1], jnp.concatenate(list(map(words.of_bits, numbers))),
+            self.events.at(ring_layout.STEP_VALUE))
       self.holder = self.timestamps[-1]
 
   def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:
@@ -129,7 +127,7 @@ class Evaluation:
       self.equation(index, look)
 
   def equation(self, index: int, read: Callable[[Ref], Any]) -> None:
-    equation, events = self.program.equations[index], self.before.events
+    equation, events = self.program.equations[index], self.events
     scope: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if equation.holds_some and events.program:
       scope = jax.named_scope(phases.nested_scope(events.program, len(self.exits)))
@@ -163,8 +161,9 @@ class Evaluation:
       if ours is not None and timestamps.joinable is not None:
         total = jax.lax.psum(ours, timestamps.joinable.axes)
         if self.carries(timestamps):
-          self.shared = piggyback.unpack(total, self.before.ranks, timestamps.joinable.dtype,
-                                       self.before.holding is not None)
+          self.shared = piggyback.unpack(total, self.ranks, timestamps.joinable.dtype,
+                                         len(self.script.collectives), self.slots,
+                                         self.holding is not None)
         else:
           # XLA drops what nobody reads, and with it what holds the bucket back.
           ends.append(total)
@@ -173,9 +172,8 @@ class Evaluation:
         held = gate(self.clock, leave, [self.env[value] for value in timestamps.held_after])
         self.env.update(zip(timestamps.held_after, held, strict=True))
       self.exits.append(leave)
-      holding = self.before.holding
-      if holding is not None and timestamps.slot in holding.held:
-        enter = words.add(enter, holding.held[timestamps.slot].lost)
+      if self.holding is not None and timestamps.slot in self.holding.held:
+        enter = words.add(enter, self.holding.held[timestamps.slot].lost)
       self.waits.append(words.seconds_between(enter, leave))
 
   def hold_back(self, timestamps: BucketTimestamps, enter: jax.Array) -> jax.Array:
@@ -183,18 +181,17 @@ class Evaluation:
 
     A bucket that may begin before its entry timestamp can't be held back, so nobody is asked there.
     """
-    holding = self.before.holding
-    if holding is None or timestamps.may_begin_early:
+    if self.holding is None or timestamps.may_begin_early:
       return enter
-    over = self.exits[-1] if self.exits else self.before.last_exit
-    begin = holding.before(timestamps.slot, over, enter)
+    over = self.exits[-1] if self.exits else self.one.last_exit
+    begin = self.holding.before(timestamps.slot, over, enter)
     # What comes after is chained to it; it is no timestamp of the plan's.
     self.chained = begin
     return begin
 
   def carries(self, timestamps: BucketTimestamps) -> bool:
     """Whether the ranks' arrivals ride in this bucket."""
-    return timestamps.joinable is not None and timestamps.joinable == self.before.carrier
+    return timestamps.joinable is not None and timestamps.joinable == self.carrier
 
   def our_operand(self, timestamps: BucketTimestamps, enter: jax.Array) -> jax.Array | None:
     """The operand that holds the last bucket back by itself, if there is one.
@@ -208,18 +205,18 @@ class Evaluation:
     if joinable is None:
       return None
     if carries := self.carries(timestamps):
-      before = self.before
-      job = before.job
-      if job.shape[0] and self.waits:
-        # What is over by now goes along.
-        job = jnp.concatenate([job, jnp.stack(self.waits)])
-      payload = piggyback.operand(self.arrival, self.delay, job, before.index, before.ranks,
-                                  joinable.dtype, before.holding.digest if before.holding else None)
+      # What a rank says of the step before: own step time, and its own times of collectives. What
+      # is over by now goes along.
+      job = jnp.zeros((0,), jnp.float32) if self.pacer is None else jnp.concatenate([
+          self.one.step_time[None], self.one.transfers[:len(self.script.collectives)],
+          *(wait[None] for wait in self.waits)])
+      payload = piggyback.operand(self.arrival, self.delay, job, self.index, self.ranks,
+                                  joinable.dtype, self.holding.digest if self.holding else None)
     elif timestamps.gate is None and timestamps.last:
       payload = jnp.zeros((1,), joinable.dtype)
     else:
       return None
-    payload = vary(payload, varying(self.before.last_exit) & set(joinable.axes))
+    payload = vary(payload, varying(self.one.last_exit) & set(joinable.axes))
     if carries and self.clock.in_stream:
       # Made of the entry timestamp: it can't be there before it.
       return payload
@@ -227,8 +224,8 @@ class Evaluation:
     return held
 
   def note_arrival(self, enter: jax.Array) -> None:
-    busy = words.seconds_between(self.before.last_exit, enter) - self.delay
-    first = words.is_zero(self.before.last_exit)
+    busy = words.seconds_between(self.one.last_exit, enter) - self.delay
+    first = words.is_zero(self.one.last_exit)
     self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
 
   def sentinel(self, number: int) -> jax.Array:
@@ -239,10 +236,13 @@ class Evaluation:
     element would be a copy of its own.
     """
     value = self.env[number]
-    whole = (value.ndim < 2 or self.clock.in_stream) and not self.before.automatic
+    whole = (value.ndim < 2 or self.clock.in_stream) and not self.automatic
     return value if whole else first_element(value)
 
-  def run(self) -> None:
+  def run(self, inputs: Sequence[Any]) -> list[Any]:
+    """Evaluates the step on its inputs, flat; returns the outputs, bit for bit what the bare step
+    gives."""
+    self.env.update(zip(self.program.inputs, inputs, strict=True))
     self.begin()
     for stage in self.script.stages:
       for segment in stage.segments:
@@ -251,7 +251,7 @@ class Evaluation:
             self.holder = self.timestamp(*(self.env[v] for v in segment.boundary))
         self.equations(segment.equations, segment.gated)
       self.bucket(stage)
-    outputs = self.outputs = [self.read(ref) for ref in self.program.outputs]
+    outputs = [self.read(ref) for ref in self.program.outputs]
     with jax.named_scope("jaxpace"):
       # What a step hands back as it came is there from the start, and keeping it to the end would
       # cost a copy where it is donated.
@@ -259,9 +259,9 @@ class Evaluation:
       ends = [v for ref, v in zip(self.program.outputs, outputs, strict=True)
               if isinstance(v, jax.Array) and v.size
               and not (isinstance(ref, int) and ref in given)]
-      if self.before.mapped:
+      if self.mapped:
         ends = self.clock.awaited_under_pmap(ends)
-      if self.before.automatic:
+      if self.automatic:
         # As integers: the sums that bring them to all devices must not be combined with those of
         # the entry timestamps.
         ends = [first_element(_integer(v)) for v in ends]
@@ -270,29 +270,21 @@ class Evaluation:
       entered = [timestamp for timestamp,
                  mark in zip(self.timestamps, self.script.marks, strict=False)
                  if mark.kind == "enter"]
-      self.timestamp(*entered, *[v[None] if self.before.mapped else v for v in ends])
+      self.timestamp(*entered, *[v[None] if self.mapped else v for v in ends])
     self.last_exit = self.exits[-1] if self.exits else self.timestamps[-1]
     # Typed as the same everywhere so far; a pacer may not take it for that.
-    own = functools.partial(vary, axes=varying(self.before.last_exit))
+    own = functools.partial(vary, axes=varying(self.one.last_exit))
     self.timestamps, self.waits = list(map(own, self.timestamps)), list(map(own, self.waits))
     self.arrival, self.delay, self.last_exit = map(
         own, (self.arrival, self.delay, self.last_exit))
+    return outputs
 
-
-  def after(self, one: PaceState, pacer: Pacer | None, slots: int
-            ) -> tuple[PaceState, tuple[str, ...]]:
-    """Makes the state after the step: what it showed, and the pacer's decision for the next.
-
-    Args:
-      one: the rank's state before it.
-      pacer: whom to ask, or None.
-      slots: places for collectives in the state.
-
-    Returns:
-      The state, and the names of the decision's columns.
-    """
-    before, shared, nothing = self.before, self.shared, jnp.float32(np.nan)
-    mine = jnp.arange(before.ranks, dtype=jnp.int32) == before.index
+  def after(self) -> tuple[PaceState, tuple[str, ...]]:
+    """Makes the state after the step, which has run: what it showed, and the pacer's decision for
+    the next; and the names of the decision's columns."""
+    one, pacer, slots, holding = self.one, self.pacer, self.slots, self.holding
+    shared, nothing = self.shared, jnp.float32(np.nan)
+    mine = jnp.arange(self.ranks, dtype=jnp.int32) == self.index
     arrivals, delays = (shared.arrivals, shared.delays) if shared is not None else (
         jnp.where(mine, self.arrival, nothing), jnp.where(mine, self.delay, nothing))
     decision, packed = Decision(jnp.float32(0), {}), checks.packed_pacer(one)
@@ -301,12 +293,12 @@ class Evaluation:
       waits = jnp.stack([*self.waits, *([nothing] * (slots - len(self.waits)))])
       first = words.is_zero(one.last_exit)
       step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, self.last_exit))
-      holding = before.holding
       held = () if holding is None else jnp.stack([
           holding.held[slot].seconds if slot in holding.held else jnp.float32(0)
           for slot in range(slots)])
-      seen, transfers = pacing.observe(one.step, before.index, arrivals, delays, waits, step_time,
-                                       piggyback.known_alike(shared, len(self.waits), slots), held)
+      seen, transfers = pacing.observe(
+          one.step, self.index, arrivals, delays, waits, step_time,
+          pacing.nothing_shared(slots) if shared is None else shared.alike, held)
       decision, state = pacing.decide(
           pacer, seen, packing.unpack(packed) if holding is None else holding.state)
       packed = packing.pack(state, packed.layout)
@@ -325,17 +317,3 @@ def _integer(value: jax.Array) -> jax.Array:
   if not jnp.issubdtype(value.dtype, jnp.floating):
     return value
   return jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
-
-
-def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]) -> Evaluation:
-  """Evaluates a scripted step.
-
-  Args:
-    script: from `write_script`.
-    clock: to timestamp with.
-    before: what the rank brings along.
-    inputs: the program's inputs, flat.
-  """
-  evaluation = Evaluation(script, clock, before, inputs)
-  evaluation.run()
-  return evaluation

@@ -13,6 +13,7 @@ import pytest
 from jax.extend.core import Literal
 from jax.sharding import PartitionSpec as P
 
+from jaxpace.core import pace
 from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import program, rewrite, script
 from jaxpace.observation.clocks import Clock, words
@@ -116,11 +117,11 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
         jax.make_jaxpr(lambda *leaves: jax.tree.leaves(step(*tree.unflatten(leaves))))(*leaves),
         ("data",))
     written = script.write_script(flat, ("data",), slots=16, delayed=delayed)
-    before = rewrite.StepInputs(last_exit, seconds, jnp.int32(0), 2, 1.0 if delayed else None,
-                                written.carrier if share else None, jnp.zeros((0,), jnp.float32),
-                                mapped=False)
-    taken = rewrite.run(written, CLOCK, before, leaves)
-    outputs = taken.outputs
+    one = pace.fresh(2, 16, None)._replace(last_exit=last_exit, delay=seconds)
+    taken = rewrite.Evaluation(written, CLOCK, one, jnp.int32(0), None,
+                               delay_limit=1.0 if delayed else None,
+                               carrier=written.carrier if share else None)
+    outputs = taken.run(leaves)
     kept.marks, kept.results = written.marks, len(outputs)
     if notices is not None:
       notices.extend(written.notices)
