@@ -35,20 +35,21 @@ def put_timestamps(request: compiling.Request) -> None:
   wanting = [each for each in list(functions.items()) if each[1].left]
   if not wanting:
     return
-  executable, text = request.compile(), ""
+  executable, data = request.compile(), b""
   with contextlib.suppress(Exception):  # Another platform's compiler may not say.
-    text = compiling.text_of(executable)
+    data = compiling.program_of(executable)
   for number, function in wanting:
-    if phases.nested_scope(number) in text and function.traced is not None:
-      _put(request, text, function, function.traced)
+    if phases.nested_scope(number).encode() in data and function.traced is not None:
+      _put(request, data, function, function.traced)
 
 
-def _put(request: compiling.Request, text: str, function: InstrumentedFunction, plan: Plan) -> None:
+def _put(request: compiling.Request, data: bytes, function: InstrumentedFunction, plan: Plan
+         ) -> None:
   place_of = {device: place for place, device in enumerate(function.devices, function.first_place)}
   # Under pmap partitions are places, and other processes' devices have no place of their own.
   ranks = [place_of.get(device.id, place) for place, device in enumerate(request.devices)]
   try:
-    function.note_compiled(program.nested(request, text, plan, ranks))
+    function.note_compiled(program.nested(request, data, plan, ranks))
   except Exception as error:
     # What goes wrong here is nothing to the program.
     _LOG.debug("nested", exc_info=True)

@@ -76,9 +76,9 @@ SETTINGS = {
     "cache again": lambda: cached(os.path.join(DIRECTORY, "cache")),
 }
 PARTS = {
-    "nothing": [], "read": [(program, "text_of")], "load": [(compiling.Request, "load")],
+    "nothing": [], "read": [(program, "program_of")], "load": [(compiling.Request, "load")],
     "clock": [(host_ring, "unavailable")], "agree": [(comparing.distributed, "barrier")],
-    "vote": [(program, "text_of"), (comparing.distributed, "key_value_set")],
+    "vote": [(program, "program_of"), (comparing.distributed, "key_value_set")],
     "compare": [(comparing, "copied")], "ring": [(RingCopier, "start")],
     "record": [(intake.Intake, "record")], "collect": [(collect.Collector, "collect")],
     "observe": [],

@@ -32,7 +32,7 @@ from tests.observation import observed_steps
 from tests.quick import long
 
 BOTH = {
-    "read": (program, "text_of"), "find": (collectives, "found_in"),
+    "read": (program, "program_of"), "find": (collectives, "found_in"),
     "serialize": (compiling.Request, "serialized"), "put timestamps in": (thunks, "timestamped"),
     "load": (compiling.Request, "load"), "describe": (program, "_described"),
     "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"),

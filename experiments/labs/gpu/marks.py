@@ -3,7 +3,6 @@ the truth."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +18,10 @@ from experiments.lib.paired import estimate
 from jaxpace.core.observed import TAG_BITS
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.observe import Observed
-from jaxpace.observation.partitioned import compiling, gpu_thunks
+from jaxpace.observation.partitioned import collectives, compiling, gpu_thunks
 
 WANTED_US = 3.0
 _OWN = (1 << TAG_BITS) - 1
-_KERNEL = re.compile(r"^  (?:ROOT )?%?([\w.-]+) = .* (?:fusion|custom-call)\(", re.MULTILINE)
 
 
 class AtKernels(Observed):
@@ -39,8 +37,8 @@ class AtKernels(Observed):
     """See `Watcher`."""
     if not self._is_own(request):
       return request.compile()
-    text = compiling.text_of(request.compile())
-    names = _KERNEL.findall(text[text.index("\nENTRY "):])
+    program = collectives.Program(compiling.program_of(request.compile()))
+    names = [one.name for one in program.run() if one.opcode in ("fusion", "custom-call")]
     places = np.linspace(0, len(names) - 1, min(self._kernels, len(names))).round().astype(int)
     if reason := host_ring.unavailable():
       raise RuntimeError(reason)

@@ -1,82 +1,177 @@
-"""The collectives of a compiled program, as its text has them."""
+"""The collectives of a compiled program: what each does, in which loops it runs, who meets in it,
+and which line it comes from.
+
+XLA writes a program as a message, of which only what runs is read. Numbers of fields are those of
+its `HloModuleProto` (xla/service/hlo.proto, xla/xla_data.proto), the same in jaxlib 0.10 to 0.12.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from jaxpace.core.observed import KINDS
-from jaxpace.core.plan import COMPUTE, Collective
+from jaxpace.core.plan import COMPUTE, Collective, Loop
 from jaxpace.observation import source_lines
-from jaxpace.observation.partitioned import groups, text
+from jaxpace.observation.partitioned import groups, wire
 
-_DTYPES = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
-           "c64": "complex64", "c128": "complex128"}
+_COMPUTATIONS, _SIGNATURE, _ENTRY, _SCHEDULE, _FRAMES, _CONFIGS = 3, 4, 6, 7, 17, 22
+"""In a program; the last are what instructions may have in place of a `_CONFIG` of their own."""
+_INSTRUCTIONS, _COMPUTATION_ID = 2, 5
+"""In a computation."""
+_NAME, _OPCODE, _SHAPE, _METADATA, _ID, _OPERANDS, _CALLED, _CONFIG, _PAIRS, _CONFIG_AT = (
+    1, 2, 3, 7, 35, 36, 38, 43, 52, 99)
+"""In an instruction."""
+_OPERATION, _FILE, _LINE, _FRAME = 2, 3, 4, 15
+"""In what it says of where it comes from."""
+_TYPE, _SIZES, _ELEMENTS = 2, 3, 4
+"""In a shape: type of its elements and how many there are along each axis; of a tuple, shapes."""
+_TYPES = (
+    "none", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "tuple", "opaque", "complex64", "bfloat16", "token",
+    "complex128", "float8_e5m2", "float8_e4m3fn", "int4", "uint4", "float8_e4m3b11fnuz",
+    "float8_e5m2fnuz", "float8_e4m3fnuz", "int2", "uint2", "float8_e4m3", "float8_e3m4", "int1",
+    "uint1", "float4_e2m1fn", "float8_e8m0fnu", "buffer", "float6_e3m2fn", "float6_e2m3fn")
+"""Types of elements by XLA's number, in numpy's words."""
+_TRIPS = re.compile(rb'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
+
+Message = list[wire.Field]
 
 
 class TimestampError(ValueError):
   """Timestamps can't be put into this program; the message says why, as the end of a sentence."""
 
 
-def dtype(kind: str) -> str:
-  """XLA's word for a type of elements in numpy's words.
+class Placed(NamedTuple):
+  """An instruction that runs, and where in the program."""
 
-  >>> dtype("f32"), dtype("s8"), dtype("bf16"), dtype("f8e4m3fn")
-  ('float32', 'int8', 'bfloat16', 'float8_e4m3fn')
-  """
-  if kind in _DTYPES:
-    return _DTYPES[kind]
-  if found := re.fullmatch(r"([su])(\d+)", kind):
-    return ("int" if found[1] == "s" else "uint") + found[2]
-  if found := re.fullmatch(r"f(\d)(e.*)", kind):
-    return f"float{found[1]}_{found[2]}"
-  return kind
+  name: str
+  instruction: Message
+  opcode: str
+  # Of its computation, by number.
+  beside: dict[int, Message]
+  loops: tuple[Loop, ...]
+  conditional: bool
 
 
-def _bits(kind: str) -> int:
-  if kind == "pred":
-    return 8
-  found = re.search(r"\d+", kind)
-  return int(found[0]) if found else 0
+class Program:
+  """A compiled program."""
+
+  def __init__(self, module: bytes):
+    """Reads its outline.
+
+    Raises:
+      WireError: it is no message.
+    """
+    program = wire.read(module)
+    self._computations = {wire.number(each, _COMPUTATION_ID): each for each in map(
+        wire.read, wire.every(program, _COMPUTATIONS))}
+    self._entry = wire.number(program, _ENTRY)
+    # By computation, the numbers of its instructions in the order in which they run.
+    self._order = {wire.number(each, 1): wire.numbers(wire.inside(each, 2), 1) for each in map(
+        wire.read, wire.every(wire.inside(program, _SCHEDULE), 1))}
+    index = wire.inside(program, _FRAMES)
+    self._configs = wire.every(program, _CONFIGS)
+    self._files, self._lines, self._frames = (wire.every(index, place) for place in (1, 3, 4))
+    self._signature = wire.inside(program, _SIGNATURE)
+
+  @property
+  def has_tokens(self) -> bool:
+    """Whether it is given, or gives, what keeps effects in order."""
+    shapes = [*wire.every(self._signature, 1), *wire.every(self._signature, 2)]
+    return any(kind == "token" for shape in shapes for kind, _ in _arrays(wire.read(shape)))
+
+  def run(self) -> Iterator[Placed]:
+    """Yields every instruction that runs, but those inside fusions, in order."""
+    return self._run(self._entry, (), False)
+
+  def _run(self, number: int, loops: tuple[Loop, ...], conditional: bool) -> Iterator[Placed]:
+    computation = self._computations.get(number, [])
+    beside = {wire.number(each, _ID): each for each in map(
+        wire.read, wire.every(computation, _INSTRUCTIONS))}
+    for place in self._order.get(number, beside):
+      one = beside[place]
+      name, opcode = wire.string(one, _NAME), wire.string(one, _OPCODE)
+      called, inside = wire.numbers(one, _CALLED), loops
+      yield Placed(name, one, opcode, beside, loops, conditional)
+      if opcode == "while":
+        trips = _TRIPS.search(self._config(one))
+        inside = (*loops, Loop(name, int(trips[1]) if trips else None))
+        # The condition is the second, and runs first.
+        called.reverse()
+      elif opcode not in ("conditional", "call", "async-start"):
+        continue
+      for placed in itertools.chain.from_iterable(
+          self._run(each, inside, conditional or opcode == "conditional") for each in called):
+        # What is started on another stream goes by the name of its start.
+        yield placed._replace(name=name) if opcode == "async-start" else placed
+
+  def _config(self, one: Message) -> bytes:
+    """What is said of an instruction to the backend alone."""
+    elsewhere = wire.every(one, _CONFIG_AT)
+    return b"".join(wire.every(one, _CONFIG)) if not elsewhere else (
+        self._configs[wire.number(wire.read(elsewhere[0]), 2)])
+
+  def frames(self, one: Message) -> list[tuple[str, int]]:
+    """Files and lines of the calls an instruction comes from, the innermost first."""
+    said = wire.inside(one, _METADATA)
+    if file := wire.string(said, _FILE):
+      return [(file, wire.number(said, _LINE))]
+    place, found = wire.number(said, _FRAME), list[tuple[str, int]]()
+    while 0 < place <= len(self._frames):
+      frame = wire.read(self._frames[place - 1])
+      line = wire.read(self._lines[wire.number(frame, 1) - 1])
+      found.append((self._files[wire.number(line, 1) - 1].decode(), wire.number(line, 3)))
+      place = wire.number(frame, 2)
+    return found
 
 
-def found_in(compiled: str, partitions: int) -> list[Collective]:
-  """Collectives of a compiled program, in the order of its text: what that says of them alone, so
-  without tags, axes and phases; who meets is told by numbers of partitions.
+def found_in(program: Program, partitions: int) -> list[Collective]:
+  """Collectives of a compiled program, in the order in which they run: what it says of them alone,
+  so without tags, axes and phases; who meets is told by numbers of partitions.
 
   Args:
-    compiled: text of the program.
+    program: to look in.
     partitions: how many there are.
 
   Raises:
     GroupsError: the groups of one are written in a form that is not known.
+    WireError: the program is cut short.
   """
-  program = text.CompiledText(compiled)
   return [_found(program, placed, kind, partitions) for placed in program.run()
-          if (kind := placed.instruction.opcode.removesuffix("-start")) in KINDS]
+          if (kind := placed.opcode.removesuffix("-start")) in KINDS]
 
 
-def _found(program: text.CompiledText, placed: text.Placed, kind: str, partitions: int
-           ) -> Collective:
+def _found(program: Program, placed: Placed, kind: str, partitions: int) -> Collective:
   one = placed.instruction
-  body = program.computations[placed.computation]
-  pairs = one.attribute("source_target_pairs")
-  said = one.attribute("replica_groups")
-  operation = re.search(r'op_name="([^"]*)"', one.rest)
-  # Element type and sizes of each operand.
-  types = [array for operand in one.operands if operand in body
-           for array in text.arrays(body[operand].shape)]
+  pairs = [wire.read(pair) for pair in wire.every(one, _PAIRS)]
+  arrays = [array for operand in wire.numbers(one, _OPERANDS)
+            for array in _arrays(wire.inside(placed.beside[operand], _SHAPE))]
   return Collective(
-      index=0, name=one.name, kind=kind, axes=(), phase=COMPUTE, enter_tag=-1,
-      bytes=sum(math.prod(sizes) * _bits(kind) for kind, sizes in types) // 8, operands=len(types),
-      dtypes=tuple(dict.fromkeys(dtype(kind) for kind, _ in types)),
-      groups=groups.parse(said or "{}", partitions) if pairs is None else (),
-      pairs=_pairs(pairs) if pairs is not None else (),
+      index=0, name=placed.name, kind=kind, axes=(), phase=COMPUTE, enter_tag=-1,
+      bytes=sum(count * _bits(dtype) for dtype, count in arrays) // 8, operands=len(arrays),
+      dtypes=tuple(dict.fromkeys(dtype for dtype, _ in arrays)),
+      groups=() if kind == "collective-permute" else groups.of_instruction(one, partitions),
+      pairs=tuple((wire.number(pair, 1), wire.number(pair, 2)) for pair in pairs),
       loops=placed.loops, conditional=placed.conditional,
       source=source_lines.innermost(program.frames(one)),
-      operation=operation[1] if operation else None)
+      operation=wire.string(wire.inside(one, _METADATA), _OPERATION) or None)
 
 
-def _pairs(said: str) -> tuple[tuple[int, int], ...]:
-  return tuple((int(source), int(target))
-               for source, target in re.findall(r"\{(\d+)\s*,\s*(\d+)\}", said))
+def _arrays(shape: Message) -> Iterator[tuple[str, int]]:
+  """Element types and sizes of the arrays of a shape."""
+  number = wire.number(shape, _TYPE)
+  dtype = _TYPES[number] if number < len(_TYPES) else f"type {number}"
+  if dtype == "tuple":
+    for each in wire.every(shape, _ELEMENTS):
+      yield from _arrays(wire.read(each))
+  else:
+    yield dtype, math.prod(wire.numbers(shape, _SIZES))
+
+
+def _bits(dtype: str) -> int:
+  found = re.match(r"[a-z]+(\d+)", dtype)
+  return 8 if dtype == "bool" else int(found[1]) if found else 0

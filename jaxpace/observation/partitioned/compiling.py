@@ -255,9 +255,9 @@ def _install_loading() -> None:
   _wrap(getattr(serialize_executable, "_JaxPjrtUnpickler", None), "persistent_load", read)
 
 
-def text_of(executable: Any) -> str:
-  """The compiled program as text."""
-  return str(executable.hlo_modules()[0].to_string())
+def program_of(executable: Any) -> bytes:
+  """The compiled program as XLA writes it, an `HloModuleProto`."""
+  return bytes(executable.hlo_modules()[0].as_serialized_hlo_module_proto())
 
 
 def unavailable() -> str:

@@ -1,19 +1,19 @@
 """Which partitions of a program meet in a collective, from every form in which XLA says so.
 
-XLA writes replica groups as lists, `{{0,1},{2,3}}`; as a grid of numbers counted up, transposed
-perhaps, `[2,2]<=[2,2]T(1,0)`; or as axes of a mesh, `mesh['a'=2,'b'=2] {'b'}`, whose devices may
-be in another order, `device_ids=([4]<=[2,2]T(1,0))`, and whose axes may be parts of one,
-`'a':(2)4`: the part of size 4 that has size 2 of the axis before it.
+XLA writes replica groups one by one; as a grid of numbers counted up, transposed perhaps; or as
+axes of a mesh, whose devices may be in another order, and whose axes may be parts of one: the part
+of size 4, say, that has size 2 of the axis before it. Numbers of fields are as in `collectives`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from jaxpace.observation.partitioned import wire
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -32,53 +32,60 @@ class AxisPart(NamedTuple):
   """Size of the part; None for the whole axis."""
 
 
-_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_AXIS = re.compile(r"'?([^'\"=,\s\[\]]+)'?\s*=\s*(\d+)")
-_PART = re.compile(r"'?([^'\":,\s{}]+)'?(?::\((\d+)\)(\d+))?")
+_LISTED, _LIST, _GRID, _ALONG, _OF_JOB = 49, 87, 92, 93, 71
+"""In an instruction: groups one by one, and in a message of their own; a grid; axes of a mesh; and
+whether devices are numbered as in the whole job, which goes with groups."""
 
 
-def numbers(text: str) -> tuple[int, ...]:
-  """Reads `1,2,3`, with spaces or without."""
-  return tuple(int(number) for number in re.findall(r"\d+", text))
+def of_instruction(fields: Sequence[wire.Field], partitions: int) -> Groups:
+  """Who meets in a collective.
+
+  Args:
+    fields: of its instruction.
+    partitions: how many there are: no groups means all of them.
+
+  Returns:
+    The groups, in the order in which they are written.
+
+  Raises:
+    GroupsError: they are written in a form that is not known.
+  """
+  if grid := wire.inside(fields, _GRID):
+    return as_groups(_counted([wire.number(grid, 1), wire.number(grid, 2)],
+                              wire.numbers(grid, 3), wire.numbers(grid, 4)))
+  if said := wire.inside(fields, _ALONG):
+    mesh = wire.inside(said, 1)
+    axes = [(wire.string(axis, 1), wire.number(axis, 2))
+            for axis in map(wire.read, wire.every(mesh, 1))]
+    devices: Any = wire.numbers(mesh, 2) or None
+    if grid := wire.inside(mesh, 3):
+      devices = _counted([-1], wire.numbers(grid, 1), wire.numbers(grid, 2))
+    return along(axes, [_part(wire.read(part), axes) for part in wire.every(said, 2)], devices)
+  listed = wire.every(fields, _LISTED) or wire.every(wire.inside(fields, _LIST), 1)
+  if not listed and wire.number(fields, _OF_JOB):
+    raise GroupsError("replica groups are in a form that is not known")
+  return (tuple(tuple(wire.numbers(wire.read(group), 1)) for group in listed)
+          or (tuple(range(partitions)),))
 
 
-def counted(shape: Sequence[int], reshape: Sequence[int], order: Sequence[int] | None
-            ) -> np.ndarray:
-  """Numbers from 0, laid out in `reshape`, its axes put in `order`, seen as `shape`.
+def _part(axis: Sequence[wire.Field], axes: Sequence[tuple[str, int]]) -> AxisPart:
+  place, part = wire.number(axis, 1), wire.inside(axis, 2)
+  if place >= len(axes):
+    raise GroupsError(f"the mesh has no axis {place}")
+  return AxisPart(axes[place][0], *((wire.number(part, 1), wire.number(part, 2)) if part else ()))
+
+
+def _counted(shape: Sequence[int], reshape: Sequence[int], order: Sequence[int]) -> np.ndarray:
+  """Numbers from 0, laid out in `reshape`, its axes put in `order` if there is one, seen as
+  `shape`.
 
   Raises:
     GroupsError: the sizes don't agree.
   """
   try:
-    grid = np.arange(math.prod(reshape)).reshape(reshape)
-    return (grid if order is None else grid.transpose(order)).reshape(shape)
+    return np.arange(math.prod(reshape)).reshape(reshape).transpose(order or None).reshape(shape)
   except ValueError as error:
     raise GroupsError(f"no grid: {shape} of {reshape} in the order {order}") from error
-
-
-def array_of(text: str) -> np.ndarray:
-  """Reads `[2,2]<=[4]`, `[2,2]<=[2,2]T(1,0)`, `2,0,3,1` or `[2]1,0`.
-
-  Raises:
-    GroupsError: it is none of them.
-  """
-  text = text.strip()
-  if found := _IOTA.fullmatch(text):
-    order = numbers(found[3]) if found[3] else None
-    return counted(numbers(found[1]), numbers(found[2]), order)
-  # Printed as a counted grid whose shape goes without saying.
-  if found := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-    sizes = numbers(found[1])
-    return counted((math.prod(sizes),), sizes, numbers(found[2]) if found[2] else None)
-  if found := re.fullmatch(r"\[([\d,]+)\]([\d,\s]+)", text):
-    listed = np.array(numbers(found[2]))
-    shape = numbers(found[1])
-    if listed.size != math.prod(shape):
-      raise GroupsError(f"{listed.size} numbers are no grid of {shape}")
-    return listed.reshape(shape)
-  if re.fullmatch(r"[\d,\s]+", text):
-    return np.array(numbers(text))
-  raise GroupsError(f"no list of devices: {text[:80]!r}")
 
 
 def along(axes: Sequence[tuple[str, int]], parts: Sequence[AxisPart],
@@ -134,56 +141,6 @@ def along(axes: Sequence[tuple[str, int]], parts: Sequence[AxisPart],
 def as_groups(rows: np.ndarray | Sequence[Sequence[int]]) -> Groups:
   """Rows of numbers as tuples of plain integers."""
   return tuple(tuple(int(one) for one in row) for row in rows)
-
-
-def parse(text: str, partitions: int) -> Groups:
-  """Reads what an HLO instruction says after `replica_groups=`.
-
-  Args:
-    text: the form, as printed.
-    partitions: how many there are: an empty list means all of them.
-
-  Returns:
-    The groups, in the order in which they are written.
-
-  Raises:
-    GroupsError: the form is not known.
-  """
-  text = text.strip()
-  if text.startswith("{"):
-    rows = re.findall(r"\{([\d,\s]*)\}", text[1:-1])
-    listed = tuple(numbers(row) for row in rows)
-    return listed or (tuple(range(partitions)),)
-  if text.startswith("["):
-    return as_groups(np.atleast_2d(array_of(text)))
-  found = re.fullmatch(r"(mesh\[.*)\{([^}]*)\}", text)
-  if found is None:
-    raise GroupsError(f"replica groups in a form that is not known: {text[:80]!r}")
-  axes, devices = mesh_of(found[1])
-  return along(axes, parts_of(found[2]), devices)
-
-
-def mesh_of(text: str) -> tuple[list[tuple[str, int]], np.ndarray | None]:
-  """Reads `mesh['a'=2,'b'=2]` or `mesh['a'=2,'b'=2], device_ids=([4]<=[2,2]T(1,0))`.
-
-  Returns:
-    Names and sizes of its axes, slowest first, and its partitions in that order: None where they
-    are counted up.
-
-  Raises:
-    GroupsError: the form is not known.
-  """
-  found = re.fullmatch(r"mesh\[([^\]]*)\](?:,\s*device_ids=\((.*)\))?", text.strip())
-  if found is None:
-    raise GroupsError(f"a mesh in a form that is not known: {text[:80]!r}")
-  return ([(name, int(size)) for name, size in _AXIS.findall(found[1])],
-          array_of(found[2]) if found[2] else None)
-
-
-def parts_of(text: str) -> list[AxisPart]:
-  """Reads `'a','b'` or `'a':(1)2`: axes of a mesh, or parts of them."""
-  return [AxisPart(name, *((int(before), int(size)) if before else ()))
-          for name, before, size in _PART.findall(text)]
 
 
 def canonical(groups: Groups) -> Groups:

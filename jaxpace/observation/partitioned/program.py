@@ -16,15 +16,17 @@ from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Pl
 from jaxpace.core.ring_layout import FIRST_TAG, slot_tags
 from jaxpace.observation import phases
 from jaxpace.observation.clocks.native.library import NOTE
-from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, thunks
+from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, thunks, wire
 from jaxpace.observation.partitioned.collectives import TimestampError
-from jaxpace.observation.partitioned.compiling import Request, text_of
+from jaxpace.observation.partitioned.compiling import Request, program_of
 
-_GRADIENT = "transpose(jvp("
+_GRADIENT = b"transpose(jvp("
 """In the names of operations of a backward pass, as JAX writes them."""
 
-_NOTED = re.compile(rf'custom_call_target="{NOTE}".*\bprogram = (\d+)')
+_NOTED = re.compile(re.escape(wire.written([wire.text(28, NOTE)])) + rb".*?\bprogram = (\d+)",
+                    re.DOTALL)
 """Where an instrumented step says what its pacer decided, and the number of its program."""
+
 
 
 class Timestamped(NamedTuple):
@@ -53,22 +55,23 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
     Exception: whatever the compiler raises.
   """
   began = time.monotonic()
-  text = text_of(request.compile())
+  data = program_of(request.compile())
   compiled = time.monotonic()
-  found = collectives.found_in(text, request.partitions)
+  program = collectives.Program(data)
+  found = collectives.found_in(program, request.partitions)
   if not found:
     return None
-  serialized, own = _serialized(request, text), number()
-  data, enter_tags = _put(request, serialized, own, {one.name for one in found})
-  executable, tagged = request.load(data), _tagged(found, enter_tags)
+  serialized, own = _serialized(request, program), number()
+  marked, enter_tags = _put(request, serialized, own, {one.name for one in found})
+  executable, tagged = request.load(marked), _tagged(found, enter_tags)
   loaded = time.monotonic()
+  noted = _NOTED.search(data)
   axes, devices = _mesh_of(request.module)
   rank_of = [ranks[device] for device in request.devices]
-  noted = _NOTED.search(text)
   return Timestamped(executable, ObservedProgram(
       number=own, name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
       collectives=_described(tagged, axes, devices, rank_of),
-      clock="host" if _on_cpus(request) else "stream", differentiated=_GRADIENT in text,
+      clock="host" if _on_cpus(request) else "stream", differentiated=_GRADIENT in data,
       paced=int(noted[1]) if noted else None, bare_compile_s=compiled - began,
       stamped_compile_s=loaded - compiled,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
@@ -89,20 +92,20 @@ def _on_cpus(request: Request) -> bool:
   return bool(request.devices[0].platform == "cpu")
 
 
-def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
+def nested(request: Request, data: bytes, plan: Plan, ranks: Sequence[int]
            ) -> list[tuple[int, Collective]]:
   """Puts timestamps around the collectives that an instrumented step leaves to its compiler: those
   in loops, branches and `jax.checkpoint`.
 
   Args:
     request: the program with the step; it stands for one with timestamps from then on.
-    text: the compiled program.
+    data: the compiled program, of `compiling.program_of`.
     plan: of the step, whose program the timestamps are of.
     ranks: of each partition.
 
   Returns:
-    These collectives, in the order of the text, each with the number of the step's slots before it.
-    The compiler may have combined some of `jax.checkpoint` with a slot's.
+    These collectives, in the order in which they run, each with the number of the step's slots
+    before it. The compiler may have combined some of `jax.checkpoint` with a slot's.
 
   Raises:
     TimestampError, GroupsError: the program can't be given timestamps.
@@ -110,15 +113,16 @@ def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
   assert plan.program is not None, "the step has events"
   axes, devices = _mesh_of(request.module)
   first = len(plan.collectives)
-  found = [one for one in collectives.found_in(text, request.partitions)
+  program = collectives.Program(data)
+  found = [one for one in collectives.found_in(program, request.partitions)
            if phases.slots_before(one.operation or "", plan.program) is not None
            and _is_along(_axes(one, axes, devices), plan.axis)]
   if not found:
     return []
-  data, enter_tags = _put(request, _serialized(request, text), plan.program,
-                          {one.name for one in found}, slot_tags(first)[0], ends=False)
+  marked, enter_tags = _put(request, _serialized(request, program), plan.program,
+                            {one.name for one in found}, slot_tags(first)[0], ends=False)
   tagged = _tagged(found, enter_tags)
-  request.replace(data)
+  request.replace(marked)
   return [(phases.slots_before(one.operation or "", plan.program) or 0, one)
           for one in _described(tagged, axes, devices, ranks, first)]
 
@@ -137,7 +141,7 @@ def _mesh_of(module: Any) -> tuple[list[tuple[str, int]], np.ndarray | None]:
       axes = [(name, int(size)) for name, size in re.findall(r'"([^"]+)"=(\d+)', said)]
       ids = re.search(r"device_ids=\[([\d, ]*)\]", said)
       if len(axes) > len(best[0]):
-        best = axes, np.array(groups.numbers(ids[1])) if ids else None
+        best = axes, np.array(re.findall(r"\d+", ids[1]), int) if ids else None
   return best
 
 
@@ -146,9 +150,9 @@ def _is_along(axes: Sequence[str], wanted: str) -> bool:
   return not axes or not set(wanted.split(",")).isdisjoint(axes)
 
 
-def _serialized(request: Request, text: str) -> bytes:
-  """A compiled program as bytes."""
-  if "token[]" in text.partition("\n")[0]:
+def _serialized(request: Request, program: collectives.Program) -> bytes:
+  """A compiled program with its machine code."""
+  if program.has_tokens:
     # XLA can't write such a program as bytes: it crashes (jaxlib 0.10.2).
     raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
   return request.serialized()

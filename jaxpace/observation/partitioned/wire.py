@@ -104,6 +104,21 @@ def every(fields: Iterable[Field], number: int) -> list[bytes]:
           if field.number == number and isinstance(field.value, bytes)]
 
 
+def inside(fields: Iterable[Field], number: int) -> list[Field]:
+  """Fields of the message with a number; none where there is none."""
+  return read(b"".join(every(fields, number)))
+
+
+def string(fields: Iterable[Field], number: int) -> str:
+  """Text of the field with a number; empty where there is none."""
+  return b"".join(every(fields, number)).decode()
+
+
+def number(fields: Iterable[Field], number: int) -> int:
+  """The whole number with a number; 0 where there is none."""
+  return next(iter(numbers(fields, number)), 0)
+
+
 def changed(fields: Iterable[Field], number: int, change: Callable[[bytes], bytes]) -> list[Field]:
   """The same fields, those with a number changed."""
   return [Field(number, 2, change(field.value))
