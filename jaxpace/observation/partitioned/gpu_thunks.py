@@ -20,11 +20,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, LAST_TAG, START_TAG
+from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, START_TAG
 from jaxpace.observation.clocks.native import cuda
 from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import records, wire
 from jaxpace.observation.partitioned.collectives import TimestampError
+from jaxpace.observation.partitioned.thunks import Tags
 
 _EXECUTABLE = 1
 """In what `serialize` writes after its header, where that is one message: the compiled program."""
@@ -58,20 +59,8 @@ def unnamed(kind: str) -> str:
 
 def timestamped(data: bytes, program: int, names: Container[str], first_tag: int = FIRST_TAG,
                 ends: bool = True) -> tuple[bytes, Mapping[str, Sequence[int]]]:
-  """Puts timestamps into a compiled program.
-
-  Args:
-    data: what an executable's `serialize()` returned.
-    program: number that its timestamps carry.
-    names: of the instructions of collectives that get timestamps.
-    first_tag: tag of the first timestamp at a collective.
-    ends: whether the program gets timestamps at its start and end, and at collectives of other
-      names, too.
-
-  Returns:
-    The program with timestamps, and for the name of each collective's instruction the tag of its
-    enter timestamp, once for each place where it runs. The exit timestamp's tag is the next number.
-    See `unnamed` for those of other names.
+  """Puts timestamps into a compiled program, as `thunks.timestamped` does; see `unnamed` for
+  collectives of other names.
 
   Raises:
     TimestampError: it is no such program, or has more collectives than there are tags.
@@ -97,15 +86,12 @@ def _written(each: Sequence[bytes]) -> bytes:
   return records.written(each, cuda.riegeli_hash)
 
 
-class _Lists:
-  """Puts timestamps into lists of thunks, and counts their tags."""
+class _Lists(Tags):
+  """Puts timestamps into lists of thunks."""
 
-  def __init__(self, program: int, names: Container[str], first_tag: int, ends: bool):
-    self._program, self._names, self._next, self._ends = program, names, first_tag, ends
-    # Above what the compiler numbers.
-    self._id = 1 << 40
-    self.enter_tags: dict[str, list[int]] = {}
-    self.found_program = False
+  found_program = False
+  # Above what the compiler numbers.
+  _id = 1 << 40
 
   def in_file(self, data: bytes) -> bytes:
     """A program as a file of records, with timestamps: the last record is all but its code."""
@@ -166,10 +152,7 @@ class _Lists:
     return wire.written(parts)
 
   def _with_pair(self, name: str, thunks: Sequence[bytes]) -> list[bytes]:
-    tag, self._next = self._next, self._next + 2
-    if self._next > LAST_TAG:
-      raise TimestampError("it has more collectives than tags can number")
-    self.enter_tags.setdefault(name, []).append(tag)
+    tag = self.take(name)
     return [self._mark(thunks[0], tag), *thunks, self._mark(thunks[-1], tag + 1)]
 
   def _mark(self, beside: bytes, tag: int) -> bytes:

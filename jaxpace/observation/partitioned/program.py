@@ -6,14 +6,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Plan, Untimed
-from jaxpace.core.ring_layout import FIRST_TAG, slot_tags
+from jaxpace.core.ring_layout import slot_tags
 from jaxpace.observation import phases
 from jaxpace.observation.clocks.native.library import NOTE
 from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, thunks, wire
@@ -62,7 +63,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   if not found:
     return None
   serialized, own = _serialized(request, program), number()
-  marked, enter_tags = _put(request, serialized, own, {one.name for one in found})
+  marked, enter_tags = _kind(request).timestamped(serialized, own, {one.name for one in found})
   executable, tagged = request.load(marked), _tagged(found, enter_tags)
   loaded = time.monotonic()
   noted = _NOTED.search(data)
@@ -71,25 +72,16 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   return Timestamped(executable, ObservedProgram(
       number=own, name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
       collectives=_described(tagged, axes, devices, rank_of),
-      clock="host" if _on_cpus(request) else "stream", differentiated=_GRADIENT in data,
+      clock="host" if _kind(request) is thunks else "stream", differentiated=_GRADIENT in data,
       paced=int(noted[1]) if noted else None, bare_compile_s=compiled - began,
       stamped_compile_s=loaded - compiled,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
                       for one in tagged if one.enter_tag < 0)))
 
 
-def _put(request: Request, serialized: bytes, program: int, names: Container[str],
-         first_tag: int = FIRST_TAG, ends: bool = True
-         ) -> tuple[bytes, Mapping[str, Sequence[int]]]:
-  """Puts calls between what was compiled for the devices of a program; see `thunks.timestamped`
-  and `gpu_thunks.timestamped`."""
-  if _on_cpus(request):
-    return thunks.timestamped(serialized, program, None if ends else names, first_tag)
-  return gpu_thunks.timestamped(serialized, program, names, first_tag, ends)
-
-
-def _on_cpus(request: Request) -> bool:
-  return bool(request.devices[0].platform == "cpu")
+def _kind(request: Request) -> types.ModuleType:
+  """What puts timestamps into programs for the devices of this one."""
+  return thunks if request.devices[0].platform == "cpu" else gpu_thunks
 
 
 def nested(request: Request, data: bytes, plan: Plan, ranks: Sequence[int]
@@ -119,8 +111,9 @@ def nested(request: Request, data: bytes, plan: Plan, ranks: Sequence[int]
            and _is_along(_axes(one, axes, devices), plan.axis)]
   if not found:
     return []
-  marked, enter_tags = _put(request, _serialized(request, program), plan.program,
-                            {one.name for one in found}, slot_tags(first)[0], ends=False)
+  marked, enter_tags = _kind(request).timestamped(
+      _serialized(request, program), plan.program, {one.name for one in found},
+      slot_tags(first)[0], False)
   tagged = _tagged(found, enter_tags)
   request.replace(marked)
   return [(phases.slots_before(one.operation or "", plan.program) or 0, one)

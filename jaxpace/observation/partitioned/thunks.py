@@ -58,16 +58,35 @@ _TOKEN_BYTES = 64
 """Of the piece of memory that keeps collectives in order."""
 
 
-def timestamped(data: bytes, program: int, only: Container[str] | None = None,
-                first_tag: int = FIRST_TAG) -> tuple[bytes, Mapping[str, Sequence[int]]]:
+class Tags:
+  """Numbers the timestamps that a program gets."""
+
+  def __init__(self, program: int, names: Container[str], first_tag: int, ends: bool):
+    """See `timestamped`."""
+    self._program, self._names, self._next, self._ends = program, names, first_tag, ends
+    self.enter_tags: dict[str, list[int]] = {}
+
+  def take(self, name: str) -> int:
+    """Tag of the enter timestamp at a place where a collective of this name runs; the exit
+    timestamp's is the next number."""
+    tag, self._next = self._next, self._next + 2
+    if self._next > LAST_TAG:
+      raise TimestampError("it has more collectives than tags can number")
+    self.enter_tags.setdefault(name, []).append(tag)
+    return tag
+
+
+def timestamped(data: bytes, program: int, names: Container[str] = (), first_tag: int = FIRST_TAG,
+                ends: bool = True) -> tuple[bytes, Mapping[str, Sequence[int]]]:
   """Puts timestamps into a compiled program.
 
   Args:
     data: what an executable's `serialize()` returned.
     program: number that its timestamps carry.
-    only: names of the instructions of collectives that get timestamps, in a program that has
-      timestamps of its own at its start and end; None for all collectives, start and end.
+    names: of the instructions of collectives that get timestamps.
     first_tag: tag of the first timestamp at a collective.
+    ends: whether the program gets timestamps at its start and end, and at collectives of other
+      names, too.
 
   Returns:
     The program with timestamps, and for the name of each collective's instruction the tag of its
@@ -80,8 +99,8 @@ def timestamped(data: bytes, program: int, only: Container[str] | None = None,
     length, begin = wire.varint(data, 0)
     header, outer = data[:begin + length], wire.read(data[begin + length:])
     executable = wire.read(wire.first(outer, _EXECUTABLE))
-    memory, token = _with_token(wire.first(executable, _BUFFERS))
-    lists = _Lists(program, only, first_tag, token)
+    lists = _Lists(program, names, first_tag, ends)
+    memory, lists.token = _with_token(wire.first(executable, _BUFFERS))
     sequence = lists.whole(wire.first(executable, _SEQUENCE))
   except wire.WireError as error:
     raise TimestampError(f"the compiler's program can't be read: {error}") from error
@@ -91,12 +110,11 @@ def timestamped(data: bytes, program: int, only: Container[str] | None = None,
   return header + wire.written(outer), lists.enter_tags
 
 
-class _Lists:
-  """Puts timestamps into lists of thunks, and counts their tags."""
+class _Lists(Tags):
+  """Puts timestamps into lists of thunks."""
 
-  def __init__(self, program: int, only: Container[str] | None, first_tag: int, token: bytes):
-    self._program, self._only, self._next, self._token = program, only, first_tag, token
-    self.enter_tags: dict[str, list[int]] = {}
+  token = b""
+  """What keeps collectives in order, as an operand."""
 
   def whole(self, sequence: bytes) -> bytes:
     """The program's list with timestamps."""
@@ -104,10 +122,10 @@ class _Lists:
     if not thunks:
       raise TimestampError("it runs nothing")
     sequence = self._around(sequence)
-    if self._only is not None:
+    if not self._ends:
       return sequence
     info = wire.first(wire.read(thunks[0]), _INFO)
-    start, end = (_mark(info, self._program, tag, [], [self._token])
+    start, end = (_mark(info, self._program, tag, [], [self.token])
                   for tag in (START_TAG, END_TAG))
     return _list([start, _call(info, sequence), end])
 
@@ -138,13 +156,10 @@ class _Lists:
     name = _name(info)
     operands = wire.read(wire.first(wire.read(wire.first(parts, _COLLECTIVE)), _OPERANDS))
     result = wire.every(operands, _DESTINATIONS)[:1]
-    before = [self._token, *result]
-    if self._only is not None and name not in self._only:
+    before = [self.token, *result]
+    if not self._ends and name not in self._names:
       return _call(info, _list([_mark(info, _NOBODY, 0, [], before), thunk], users))
-    tag, self._next = self._next, self._next + 2
-    if self._next > LAST_TAG:
-      raise TimestampError("it has more collectives than tags can number")
-    self.enter_tags.setdefault(name, []).append(tag)
+    tag = self.take(name)
     enter = _mark(info, self._program, tag, [], before)
     leave = _mark(info, self._program, tag + 1, result, [])
     return _call(info, _list([enter, thunk, leave], users))

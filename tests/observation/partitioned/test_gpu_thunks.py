@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core.ring_layout import FIRST_TAG
+from jaxpace.core.ring_layout import FIRST_TAG, LAST_TAG
 from jaxpace.observation.partitioned import collectives, gpu_thunks, records, wire
 from jaxpace.observation.partitioned.collectives import TimestampError
 
@@ -165,7 +165,7 @@ def test_only_some_collectives_are_marked_within_another_program_of_timestamps(p
 def test_more_collectives_than_tags_are_refused(program):
   data, found = program
   with pytest.raises(TimestampError, match="more collectives than tags"):
-    gpu_thunks.timestamped(data, PROGRAM, names(found), gpu_thunks.LAST_TAG - 2)
+    gpu_thunks.timestamped(data, PROGRAM, names(found), LAST_TAG - 2)
 
 
 @given(st.binary(max_size=80))

@@ -178,7 +178,7 @@ def test_memory_keeps_marks_in_order_with_each_other_and_their_collectives(in_lo
   collectives = {name for [_, (name, *_), *_], _ in collectives_of(thunks.timestamped(
       in_loops, 7)[0])}
   for only in (None, set(), collectives, set(sorted(collectives)[:1])):
-    made, _ = thunks.timestamped(in_loops, 7, only)
+    made, _ = thunks.timestamped(in_loops, 7, only or (), ends=only is None)
     tokens = []
     for (enter, (name, _, parts, _), *leave), _ in collectives_of(made):
       buffers = wire.read(wire.first(wire.read(wire.first(parts, 18)), 2))
