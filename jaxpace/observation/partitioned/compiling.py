@@ -214,13 +214,14 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
   `around` gets it, and its arguments."""
   with _lock:
     inner = getattr(owner, name, None)
-    if inner is None or hasattr(inner, "__wrapped__"):
+    if inner is None or hasattr(inner, "jaxpace"):
       return
 
     @functools.wraps(inner)
     def outer(*args: Any, **kwargs: Any) -> Any:
       return around(inner, *args, **kwargs)
 
+    outer.jaxpace = True  # type: ignore[attr-defined]
     setattr(owner, name, outer)
 
 
@@ -312,31 +313,24 @@ def _state() -> Callable[[], bool]:
 
 def _install() -> None:
   global _installed
-  if _installed:
-    return
-  with _lock:
-    if _installed:
-      return
-    if reason := unavailable():
-      raise RuntimeError(reason)
-    from jax._src import compiler
-    compile_it = compiler.compile_or_get_cached
-    signature = inspect.signature(compile_it)
-
-    @functools.wraps(compile_it)
-    def handed_over(*args: Any, **kwargs: Any) -> Any:
-      handler = _handler
-      if handler is None or hasattr(_busy, "now"):
-        return compile_it(*args, **kwargs)
-      _busy.now = True
-      try:
-        return handler(Request(compile_it, signature.bind(*args, **kwargs)))
-      finally:
-        del _busy.now
-
-    if hasattr(os, "register_at_fork"):
-      os.register_at_fork(after_in_child=lambda: watch(None))
-    compiler.compile_or_get_cached = handed_over
-    _installed = True
+  if reason := unavailable():
+    raise RuntimeError(reason)
+  from jax._src import compiler
+  _wrap(compiler, "compile_or_get_cached", _handed_over)
+  if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: watch(None))
+  _installed = True
   with contextlib.suppress(Exception):
     _install_loading()
+
+
+def _handed_over(compile_it: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  """Compiles, by the handler if there is one."""
+  handler = _handler
+  if handler is None or hasattr(_busy, "now"):
+    return compile_it(*args, **kwargs)
+  _busy.now = True
+  try:
+    return handler(Request(compile_it, inspect.signature(compile_it).bind(*args, **kwargs)))
+  finally:
+    del _busy.now
