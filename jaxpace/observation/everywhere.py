@@ -221,11 +221,6 @@ class Everywhere(Watcher):
     return bool(self._left)
 
   @property
-  def known(self) -> tuple[ObservedProgram, ...]:
-    """All programs of this process that have timestamps, those that don't run any more included."""
-    return programs.known()
-
-  @property
   def plan(self) -> ObservedPlan:  # type: ignore[override]
     """See `ObservedFunction`; without programs that have not run since `start`, such as another
     job's."""

@@ -24,6 +24,7 @@ import jax
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNSEEN
+from jaxpace.observation import programs
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
 from jaxpace.record.recording import Recording, in_one_line
@@ -152,7 +153,7 @@ class observed:
       if self._opener is not None or self._closed or os.getpid() != self._pid:
         return
       # Now: nothing with timestamps has run that is to be recorded.
-      self._recording.begin(self._programs.known)
+      self._recording.begin(programs.known())
       self._opener = threading.Thread(target=self._open, name="jaxpace-open", daemon=True)
       self._opener.start()
 
