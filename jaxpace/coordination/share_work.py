@@ -3,7 +3,6 @@ pacer's state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -123,7 +122,7 @@ def found(state: Any) -> SharedWork:
   Raises:
     ValueError: there is none, or more than one.
   """
-  every = list(_every(state))
+  every = _every(state)
   if len(every) != 1:
     raise ValueError(f"The step shares out no work: {len(every) or 'none'} of its pacers is "
                      "jaxpace.share_work(...). Give jaxpace.instrument "
@@ -133,15 +132,9 @@ def found(state: Any) -> SharedWork:
 
 def shares_work(state: Any) -> bool:
   """Says whether a pacer's state is, or holds, one of `share_work`."""
-  return any(True for _ in _every(state))
+  return bool(_every(state))
 
 
-def _every(node: Any) -> Iterator[SharedWork]:
-  if isinstance(node, SharedWork):
-    yield node
-  elif isinstance(node, (tuple, list)):
-    for part in node:
-      yield from _every(part)
-  elif isinstance(node, dict):
-    for part in node.values():
-      yield from _every(part)
+def _every(state: Any) -> list[SharedWork]:
+  nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, SharedWork))
+  return [node for node in nodes if isinstance(node, SharedWork)]
