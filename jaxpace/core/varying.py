@@ -1,4 +1,4 @@
-"""Along which manual mesh axes a value varies, across jax versions.
+"""Along which manual mesh axes a value varies.
 
 Under `jax.shard_map(check_vma=True)` a value's type says over which axes the devices' copies
 differ; operations want their operands to agree. Under `check_vma=False`, `pmap` and plain `jit`
@@ -19,10 +19,8 @@ def varying(value: Any) -> frozenset[str]:
 
 def varying_of_aval(aval: Any) -> frozenset[str]:
   """The same, of an abstract value."""
-  kind = getattr(aval, "manual_axis_type", None)  # jax >= 0.10
-  if kind is not None:
-    return frozenset(kind.varying)
-  return frozenset(getattr(aval, "vma", ()))
+  kind = getattr(aval, "manual_axis_type", None)  # None of what is no array
+  return frozenset() if kind is None else frozenset(kind.varying)
 
 
 def manual_axes() -> tuple[str, ...]:

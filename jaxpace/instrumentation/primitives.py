@@ -6,11 +6,11 @@ an axis unless it has one, not held back, not read early, and its work is guesse
 
 from __future__ import annotations
 
-_VIEWS = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "stop_gradient"})
+_VIEWS = frozenset({"pvary", "reshape", "squeeze", "expand_dims", "stop_gradient"})
 _LOOPS = frozenset({"scan", "while", "cond"})
-_CALLS = frozenset({"pure_callback", "io_callback", "ffi_call", "custom_call"})
-_REMAT = frozenset({"remat", "remat2", "checkpoint"})
-"""`jax.checkpoint`, by the names it has had."""
+_CALLS = frozenset({"pure_callback", "io_callback", "ffi_call"})
+_REMAT = "remat2"
+"""`jax.checkpoint`."""
 
 SUMS = frozenset({"psum", "psum_invariant"})
 """Sums over the ranks."""
@@ -18,9 +18,7 @@ SUMS = frozenset({"psum", "psum_invariant"})
 COLLECTIVES = SUMS | {"all_gather", "reduce_scatter", "all_to_all", "ppermute"}
 """Their results are in memory, rounded."""
 
-LOCAL = frozenset({
-    "pvary", "pcast", "axis_index", "axis_size", "preduced", "vary_unreduced_cast",
-    "reduced_vary_cast"})
+LOCAL = frozenset({"pvary", "axis_index", "preduced", "vary_unreduced_cast", "reduced_vary_cast"})
 """Name an axis and send nothing."""
 
 TRANSPARENT = _VIEWS | {"copy"}
@@ -35,8 +33,7 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 IN_MEMORY = _LOOPS | _CALLS | {"sort"}
 """XLA fuses nothing into these or after them."""
 
-UNKNOWN_WORK = _LOOPS | _CALLS | _REMAT | {
-    "shard_map", "pallas_call", "debug_callback", "xla_call", "run_state", "core_call"}
+UNKNOWN_WORK = _LOOPS | _CALLS | {_REMAT, "shard_map", "pallas_call", "debug_callback", "run_state"}
 """Inside one of these anything may happen: a loop, a kernel, a call to the host."""
 
 ELEMENTWISE = _VIEWS | SUMS | {
@@ -45,15 +42,13 @@ ELEMENTWISE = _VIEWS | SUMS | {
     "sqrt", "square", "integer_pow", "slice"}
 """Keep XLA's default layout if their operands have it."""
 
-OPENABLE = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr"}
+OPENABLE = {"jit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr",
+            "custom_vjp_call": "call_jaxpr"}
 """Calls whose body runs exactly once, where the call stands, by the parameter that holds it:
 opening them changes nothing that is computed."""
 
 NOT_STAMPED = {
-    **dict.fromkeys(_REMAT, "inside jax.checkpoint: a timestamp would change what is recomputed"),
+    _REMAT: "inside jax.checkpoint: a timestamp would change what is recomputed",
     "scan": "inside jax.lax.scan: it runs many times per step",
     "while": "inside jax.lax.while_loop: it runs an unknown number of times per step",
     "cond": "inside jax.lax.cond: it may not run on every step",

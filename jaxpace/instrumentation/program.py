@@ -343,12 +343,10 @@ def evaluate(equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
 
   Returns its outputs, in a list.
   """
-  bind = equation.primitive.get_bind_params(equation.params)
-  # jax 0.4 to 0.10: ([callables], params); later: params alone.
-  functions, params = bind if isinstance(bind, tuple) else ((), bind)
+  params = equation.primitive.get_bind_params(equation.params)
   scope = jax.named_scope(equation.stack) if equation.stack else contextlib.nullcontext()
   with scope, _manager(equation.context):
-    out = equation.primitive.bind(*functions, *inputs, **params)
+    out = equation.primitive.bind(*inputs, **params)
   return out if equation.primitive.multiple_results else [out]
 
 
