@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
-from collections.abc import Iterator
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 from jaxpace.core.observed import KINDS
 from jaxpace.core.plan import COMPUTE, Collective, Loop
-from jaxpace.observation import source_lines
 from jaxpace.observation.partitioned import groups, wire
 
 _COMPUTATIONS, _SIGNATURE, _ENTRY, _SCHEDULE, _FRAMES, _CONFIGS = 3, 4, 6, 7, 17, 22
@@ -37,6 +40,9 @@ _TYPES = (
     "uint1", "float4_e2m1fn", "float8_e8m0fnu", "buffer", "float6_e3m2fn", "float6_e2m3fn")
 """Types of elements by XLA's number, in numpy's words."""
 _TRIPS = re.compile(rb'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
+_INSTALLED = ("site-packages", "dist-packages")
+"""Folders that hold packages in every environment, whichever of them this Python searches."""
+_MACHINERY = ("jax", "jaxlib", "jaxpace")
 
 Message = list[wire.Field]
 
@@ -121,7 +127,7 @@ class Program:
     if file := wire.string(said, _FILE):
       return [(file, wire.number(said, _LINE))]
     place, found = wire.number(said, _FRAME), list[tuple[str, int]]()
-    while 0 < place <= len(self._frames):
+    while 0 < place <= len(self._frames) and len(found) < len(self._frames):
       frame = wire.read(self._frames[place - 1])
       line = wire.read(self._lines[wire.number(frame, 1) - 1])
       found.append((self._files[wire.number(line, 1) - 1].decode(), wire.number(line, 3)))
@@ -157,7 +163,7 @@ def _found(program: Program, placed: Placed, kind: str, partitions: int) -> Coll
       groups=() if kind == "collective-permute" else groups.of_instruction(one, partitions),
       pairs=tuple((wire.number(pair, 1), wire.number(pair, 2)) for pair in pairs),
       loops=placed.loops, conditional=placed.conditional,
-      source=source_lines.innermost(program.frames(one)),
+      source=source_line(program.frames(one)),
       operation=wire.string(wire.inside(one, _METADATA), _OPERATION) or None)
 
 
@@ -175,3 +181,41 @@ def _arrays(shape: Message) -> Iterator[tuple[str, int]]:
 def _bits(dtype: str) -> int:
   found = re.match(r"[a-z]+(\d+)", dtype)
   return 8 if dtype == "bool" else int(found[1]) if found else 0
+
+
+def source_line(frames: Sequence[tuple[str, int]]) -> str | None:
+  """The innermost line that is no installed package's, such as "models/layer.py:120".
+
+  A trainer that is installed itself has none: its innermost line outside of JAX then, such as
+  "flax/linen/linear.py:287". Paths are those by which Python imports the file, so they say more
+  than a name that many packages use.
+
+  Args:
+    frames: file and line of each call, innermost first.
+
+  Returns:
+    Path and line; None without frames.
+  """
+  if not frames:
+    return None
+  imported = {file: _imported_from(file) for file, _ in frames}
+  paths = [(*imported[file], line) for file, line in frames]
+  others = [each for each in paths if each[0].split("/")[0] not in _MACHINERY]
+  of_the_user = [each for each in others if not each[1]]
+  path, _, line = (of_the_user or others or paths)[0]
+  return f"{path}:{line}"
+
+
+def _imported_from(file: str) -> tuple[str, bool]:
+  """The path of a file below the folder that Python imports it from, and whether it is
+  installed."""
+  parts = PurePath(file).parts
+  for index in reversed(range(len(parts))):
+    if parts[index] in _INSTALLED:
+      return "/".join(parts[index + 1:]), True
+  standard = sysconfig.get_paths()["stdlib"]
+  if file.startswith(standard):
+    return os.path.relpath(file, standard), True
+  folders = [os.path.abspath(folder) + os.sep for folder in sys.path]
+  holding = max((folder for folder in folders if file.startswith(folder)), key=len, default=None)
+  return (parts[-1] if holding is None else file[len(holding):]).replace(os.sep, "/"), False

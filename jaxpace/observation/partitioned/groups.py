@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,16 +20,6 @@ Groups = tuple[tuple[int, ...], ...]
 
 class GroupsError(ValueError):
   """Replica groups are written in a form that is not known."""
-
-
-class AxisPart(NamedTuple):
-  """An axis of a mesh, or a part of it."""
-
-  name: str
-  before: int | None = None
-  """Product of the axis' parts before this one; None for the whole axis."""
-  size: int | None = None
-  """Size of the part; None for the whole axis."""
 
 
 _LISTED, _LIST, _GRID, _ALONG, _OF_JOB = 49, 87, 92, 93, 71
@@ -55,12 +45,11 @@ def of_instruction(fields: Sequence[wire.Field], partitions: int) -> Groups:
                               wire.numbers(grid, 3), wire.numbers(grid, 4)))
   if said := wire.inside(fields, _ALONG):
     mesh = wire.inside(said, 1)
-    axes = [(wire.string(axis, 1), wire.number(axis, 2))
-            for axis in map(wire.read, wire.every(mesh, 1))]
+    sizes = [wire.number(wire.read(axis), 2) for axis in wire.every(mesh, 1)]
     devices: Any = wire.numbers(mesh, 2) or None
     if grid := wire.inside(mesh, 3):
       devices = _counted([-1], wire.numbers(grid, 1), wire.numbers(grid, 2))
-    return along(axes, [_part(wire.read(part), axes) for part in wire.every(said, 2)], devices)
+    return along(sizes, [_part(wire.read(part), sizes) for part in wire.every(said, 2)], devices)
   listed = wire.every(fields, _LISTED) or wire.every(wire.inside(fields, _LIST), 1)
   if not listed and wire.number(fields, _OF_JOB):
     raise GroupsError("replica groups are in a form that is not known")
@@ -68,11 +57,11 @@ def of_instruction(fields: Sequence[wire.Field], partitions: int) -> Groups:
           or (tuple(range(partitions)),))
 
 
-def _part(axis: Sequence[wire.Field], axes: Sequence[tuple[str, int]]) -> AxisPart:
-  place, part = wire.number(axis, 1), wire.inside(axis, 2)
-  if place >= len(axes):
-    raise GroupsError(f"the mesh has no axis {place}")
-  return AxisPart(axes[place][0], *((wire.number(part, 1), wire.number(part, 2)) if part else ()))
+def _part(said: Sequence[wire.Field], sizes: Sequence[int]) -> tuple[int, int, int]:
+  axis, part = wire.number(said, 1), wire.inside(said, 2)
+  if axis >= len(sizes):
+    raise GroupsError(f"a mesh of {len(sizes)} axes has none of number {axis}")
+  return axis, *((wire.number(part, 1), wire.number(part, 2)) if part else (1, sizes[axis]))
 
 
 def _counted(shape: Sequence[int], reshape: Sequence[int], order: Sequence[int]) -> np.ndarray:
@@ -88,54 +77,37 @@ def _counted(shape: Sequence[int], reshape: Sequence[int], order: Sequence[int])
     raise GroupsError(f"no grid: {shape} of {reshape} in the order {order}") from error
 
 
-def along(axes: Sequence[tuple[str, int]], parts: Sequence[AxisPart],
+def along(sizes: Sequence[int], parts: Sequence[tuple[int, int, int]],
           devices: np.ndarray | None = None) -> Groups:
   """Groups of partitions that meet along parts of a mesh's axes.
 
   Args:
-    axes: names and sizes of the mesh's axes, slowest first.
-    parts: what they meet along, in the order in which a group counts.
+    sizes: of the mesh's axes, slowest first.
+    parts: what they meet along, in the order in which a group counts: number of the axis, product
+      of its parts before this one, and size of the part.
     devices: the mesh's partitions in the order of its axes; counted up where None.
 
   Raises:
-    GroupsError: there is no such axis, or no such part of it.
+    GroupsError: there is no such part, or two overlap.
   """
-  total = math.prod(size for _, size in axes)
+  total = math.prod(sizes)
   order = np.arange(total) if devices is None else np.asarray(devices).reshape(-1)
   if order.size != total:
     raise GroupsError(f"{order.size} devices on a mesh of {total}")
-  sizes = dict(axes)
-  cuts: dict[str, set[int]] = {name: {1, size} for name, size in axes}
-  wanted = []
-  for part in parts:
-    if part.name not in sizes:
-      raise GroupsError(f"the mesh has no axis {part.name!r}")
-    first = 1 if part.before is None else part.before
-    last = sizes[part.name] if part.size is None else first * part.size
-    if last > sizes[part.name] or sizes[part.name] % last:
-      raise GroupsError(f"axis {part.name!r} of size {sizes[part.name]} has no part up to {last}")
-    cuts[part.name] |= {first, last}
-    wanted.append((part.name, first, last))
-  dims: list[int] = []
-  places: dict[tuple[str, int], int] = {}
-  for name, _ in axes:
-    steps = sorted(cuts[name])
-    for low, high in zip(steps, steps[1:], strict=False):
-      if high % low:
-        raise GroupsError(f"parts of the axis {name!r} overlap: {steps}")
-      places[name, low] = len(dims)
-      dims.append(high // low)
-  inner = []
-  for name, first, last in wanted:
-    inner += [places[name, low] for low in sorted(cuts[name]) if first <= low < last]
-  if len(set(inner)) != len(inner):
-    raise GroupsError(f"an axis is named twice: {parts}")
-  outer = [place for place in range(len(dims)) if place not in inner]
-  width = math.prod(dims[place] for place in inner)
-  grid = order.reshape(dims or (1,))
-  if dims:
-    grid = grid.transpose([*outer, *inner])
-  return as_groups(grid.reshape(-1, width))
+  places = np.array(np.unravel_index(np.arange(total), sizes))
+  # Of each place that along the parts, and that along all else.
+  inner, outer, width = np.zeros(total, int), places.copy(), 1
+  for axis, before, size in parts:
+    step, rest = divmod(sizes[axis], before * size)
+    if rest:
+      raise GroupsError(f"an axis of size {sizes[axis]} has no part of {size} after {before}")
+    digit = places[axis] // step % size
+    outer[axis] -= digit * step
+    inner, width = inner * size + digit, width * size
+  if (outer < 0).any():
+    raise GroupsError(f"parts of an axis overlap: {parts}")
+  rows = np.lexsort((inner, np.ravel_multi_index(tuple(outer), sizes))).reshape(-1, width)
+  return as_groups(order[rows])
 
 
 def as_groups(rows: np.ndarray | Sequence[Sequence[int]]) -> Groups:
@@ -177,13 +149,14 @@ def axes_of(groups: Groups, mesh: Sequence[tuple[str, int]], devices: np.ndarray
     Names of axes longer than 1; () where the groups are those of no choice of axes.
   """
   wanted = canonical(groups)
-  long = [name for name, size in mesh if size > 1]
+  sizes = [size for _, size in mesh]
+  long = [(axis, 1, size) for axis, size in enumerate(sizes) if size > 1]
   for chosen in range(1, 1 << len(long)):
-    names = [name for place, name in enumerate(long) if chosen >> place & 1]
+    parts = [part for place, part in enumerate(long) if chosen >> place & 1]
     try:
-      met = along(mesh, [AxisPart(name) for name in names], devices)
+      met = along(sizes, parts, devices)
     except GroupsError:
       return ()
     if canonical(met) == wanted:
-      return tuple(names)
+      return tuple(mesh[axis][0] for axis, *_ in parts)
   return ()

@@ -65,7 +65,7 @@ def test_axes_of_a_mesh_are_cut_as_numpy_cuts_it(mesh):
   sizes, order, axes = mesh
   names = [(f"axis{place}", size) for place, size in enumerate(sizes)]
   devices = (np.arange(math.prod(sizes)) if order is None else order).reshape(sizes)
-  found = groups.along(names, [groups.AxisPart(f"axis{axis}") for axis in axes], order)
+  found = groups.along(sizes, [(axis, 1, sizes[axis]) for axis in axes], order)
   assert groups.canonical(found) == met(devices, axes)
   said = of_mesh(names, [(axis,) for axis in axes], () if order is None else order.tolist())
   assert groups.canonical(groups.of_instruction(said, devices.size)) == met(devices, axes)
