@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,8 +56,6 @@ def delay(value: Any, seconds: jax.typing.ArrayLike, *, limit: float = 1.0, cloc
   Raises:
     ValueError: `limit` is not a number from 0 to 60.
   """
-  if not (isinstance(limit, (int, float)) and math.isfinite(limit)):
-    raise ValueError(f"limit={limit!r} must be a number of seconds.")
   leaves, tree = jax.tree.flatten(value)
   leaves = [jnp.asarray(leaf) for leaf in leaves]
   chosen = resolve_clock(clock, jax.default_backend())

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpace.core.varying import vary, varying
-from jaxpace.observation.clocks import callback, native, stream
+from jaxpace.observation.clocks import callback, native, operands, stream
 from jaxpace.observation.clocks.operands import Event
 
 
@@ -153,7 +153,7 @@ def _held(clock: Clock, timestamp: jax.Array, values: list[jax.Array]) -> list[j
   held = list(values)
   for kind in dict.fromkeys(axes):
     places = [i for i, own in enumerate(axes) if own == kind]
-    data = [vary(_data(values[i]), kind) for i in places]
+    data = [vary(operands.plain(values[i]), kind) for i in places]
     for place, value in zip(places, clock.gate(vary(timestamp, kind), data), strict=True):
       held[place] = _like(values[place], vary(value, kind))
   return held
@@ -168,13 +168,7 @@ def _held_jvp(clock: Clock, primals: Any, tangents: Any) -> tuple[list[jax.Array
   return held, slopes
 
 
-def _is_key(value: jax.Array) -> bool:
-  return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def _data(value: jax.Array) -> jax.Array:
-  return jax.random.key_data(value) if _is_key(value) else value
-
-
 def _like(value: jax.Array, data: jax.Array) -> jax.Array:
-  return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value)) if _is_key(value) else data
+  """The data; a key of it, where `value` is one."""
+  is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+  return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value)) if is_key else data

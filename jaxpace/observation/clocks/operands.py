@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxpace.core import fields
 from jaxpace.core.varying import vary, varying
 
 
@@ -40,11 +40,7 @@ def nanoseconds(limit_s: float) -> int:
   Raises:
     ValueError: it is not a finite number of seconds from 0 to `LONGEST_S`.
   """
-  if not (math.isfinite(limit_s) and 0.0 <= limit_s <= LONGEST_S):
-    raise ValueError(
-        f"The limit of a delay is {limit_s} but must be a number of seconds from 0 to "
-        f"{LONGEST_S:.0f}. Delays are a few milliseconds: 20 ms is 20e-3.")
-  return round(limit_s * 1e9)
+  return round(fields.number("limit", limit_s, 0, LONGEST_S, "seconds, 20 ms is 20e-3") * 1e9)
 
 
 def prepare(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -60,9 +56,9 @@ def prepare(arrays: Sequence[jax.Array]) -> list[jax.Array]:
   Returns:
     The arrays.
   """
-  plain = [jax.lax.stop_gradient(_plain(array)) for array in arrays]
-  axes = frozenset[str]().union(*(varying(array) for array in plain))
-  return [vary(array, axes) for array in plain]
+  given = [jax.lax.stop_gradient(plain(array)) for array in arrays]
+  axes = frozenset[str]().union(*map(varying, given))
+  return [vary(array, axes) for array in given]
 
 
 def first_element(value: jax.Array) -> jax.Array:
@@ -75,6 +71,7 @@ def first_element(value: jax.Array) -> jax.Array:
   return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
 
 
-def _plain(array: jax.Array) -> jax.Array:
+def plain(array: jax.Array) -> jax.Array:
+  """An array; of a PRNG key its data."""
   array = jnp.asarray(array)
   return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
