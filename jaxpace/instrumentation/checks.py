@@ -23,13 +23,12 @@ from jaxpace.observation import phases
 from jaxpace.observation.clocks import CLOCKS, Clock
 
 
-def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slots: Any,
-             max_delay: Any, phases: Any, max_hold: Any) -> None:
-  """Checks the arguments of `instrument`."""
+def settings(step: Any, pacer: Any, clock: Any, share: Any, slots: Any, max_delay: Any,
+             phases: Any, max_hold: Any) -> None:
+  """Checks the arguments of `instrument` but for the axis."""
   if not callable(step):
     raise ValueError("jaxpace.instrument takes the train step itself, a function; it was given "
                      f"{step!r}.")
-  axis_names(axis_name)
   if pacer is not None and not isinstance(pacer, Pacer):
     raise ValueError(f"pacer={pacer!r} is not a Pacer. Pass what a factory returns, or "
                      "jaxpace.Pacer(init, update), or None to record only.")

@@ -114,10 +114,10 @@ class Instrumented(InstrumentedFunction):
   def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None,
                *, clock: str, share: Share, slots: int, max_delay: float, phases: bool,
                max_hold: float):
-    checks.settings(step, axis_name, pacer, clock, share, slots, max_delay, phases, max_hold)
+    checks.settings(step, pacer, clock, share, slots, max_delay, phases, max_hold)
     functools.update_wrapper(self, step, updated=())
     self.step = step
-    self.axis = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    self.axis = checks.axis_names(axis_name)
     self.pacer = pacer
     self.clock_wanted = clock
     self.share_wanted: Share = share
@@ -159,9 +159,8 @@ class Instrumented(InstrumentedFunction):
     self.first_place = first = jax.process_index() * len(devices)
     self.devices = tuple(device.id for device in devices)
     self.mesh_shape = {self.axis[0]: ranks}
-    one, count = pace_state.fresh(ranks, self.slots, self.pacer), len(devices)
-    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), one)
-    return state._replace(rank=jnp.arange(first, first + count, dtype=jnp.int32))
+    one = pace_state.fresh(ranks, self.slots, self.pacer)
+    return jax.tree.map(jnp.asarray, _stacked(one, len(devices), first))
 
   def abstract(self, mesh: Mesh, axes: Sequence[str] | None = None) -> PaceState:
     """Describes the pace state without making it: to compile ahead of time for devices that are not
@@ -240,19 +239,10 @@ class Instrumented(InstrumentedFunction):
       return pace._replace(pacer=jax.jit(pack, out_shardings=packed.words.sharding)(state))
 
   def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
-    one, count = self._laid_out(mesh, partition)
-    sharding = NamedSharding(mesh, partition)
-
-    def lay_out(leaf: np.ndarray) -> jax.Array:
-      shape = (count, *leaf.shape)
-      return jax.make_array_from_callback(
-          shape, sharding, lambda index: np.broadcast_to(leaf, shape)[index])
-
+    state, sharding = _stacked(*self._laid_out(mesh, partition)), NamedSharding(mesh, partition)
     with own_context.on(mesh):
-      state = jax.tree.map(lay_out, one)
-      numbers = jax.make_array_from_callback(
-          (count,), sharding, lambda index: np.arange(count, dtype=np.int32)[index])
-    return state._replace(rank=numbers)
+      return jax.tree.map(lambda leaf: jax.make_array_from_callback(
+          leaf.shape, sharding, lambda index: leaf[index]), state)
 
   def _laid_out(self, mesh: Mesh, partition: PartitionSpec) -> tuple[PaceState, int]:
     """One place's state, and the number of places, on a mesh that is from now on this step's."""
@@ -381,3 +371,10 @@ class Instrumented(InstrumentedFunction):
             "max_delay": self.max_delay,
             **({"max_hold": self.max_hold} if self.holds else {}), "phases": self.phases,
             "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
+
+
+def _stacked(one: PaceState, count: int, first: int = 0) -> PaceState:
+  """The state of so many places, in numpy, given one's; numbered from `first` on."""
+  state: PaceState = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (count, *leaf.shape)), one)
+  numbers: Any = np.arange(first, first + count, dtype=np.int32)
+  return state._replace(rank=numbers)
