@@ -36,9 +36,8 @@ class SharedWork(NamedTuple):
   uneven: jax.Array  # [] bool, whether the counts were uneven in the last step
 
 
-def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLOCK, key: int = 0,
-               harm: float = 0.25, level: float = 0.05, settle: int = 1, patience: int = 512,
-               retry: int = 10_000) -> Pacer:
+def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLOCK,
+               settle: int = 1) -> Pacer:
   """Lets a balancer say how many micro-batches each rank runs. To be given to `jaxpace.instrument`
   as its pacer.
 
@@ -59,13 +58,8 @@ def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLO
   Args:
     balancer: what decides, such as `jaxpace.share_by_speed(total_micro_batches=32, capacity=16)`.
     guarded: whether to judge it on the running job.
-    block: steps of a block; this and the rest as in `jaxpace.guard`.
-    key: orders the blocks of each pair.
-    harm: block lengths of extra time at which a block is cut short.
-    level: chance of ever deciding falsely.
+    block: steps of a block.
     settle: first steps of a block that aren't counted.
-    patience: pairs after which what has shown nothing is switched off.
-    retry: steps for which what doesn't pay is off before it is tried again.
 
   Returns:
     A pacer. Its columns: `micro_batches` this rank's count in the step it is recorded with;
@@ -80,7 +74,7 @@ def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLO
     raise ValueError(f"{balancer!r} is not a Balancer. Pass what a factory returns, such as "
                      "jaxpace.share_by_speed(total_micro_batches=32, capacity=16), or "
                      "jaxpace.Balancer(init, update, 32).")
-  judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG, lean=_LEAN)
+  judge = trial.trials(block, settle=settle, lag=_LAG, lean=_LEAN)
 
   def init(ranks: int) -> SharedWork:
     inner, counts = balancer.init(ranks), even(balancer.micro_batches, ranks)
