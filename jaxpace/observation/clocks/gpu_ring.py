@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,8 +121,7 @@ def _buffer(device: GpuDevice, capacity: int) -> GpuBuffer:
   return buffer
 
 
-def _clocks(device: GpuDevice, buffer: GpuBuffer,
-            now: Callable[[], int] = time.monotonic_ns) -> tuple[int, int]:
+def _clocks(device: GpuDevice, buffer: GpuBuffer) -> tuple[int, int]:
   """What to add to a GPU's timer for the host's monotonic clock, and how far that may be off; ns.
 
   A timestamp is taken on an idle stream between two readings of the host's clock; the closest pair
@@ -131,13 +130,13 @@ def _clocks(device: GpuDevice, buffer: GpuBuffer,
   loaded = device.load(kernels.mark())
   best: tuple[int, int] | None = None
   for number in range(_TRIES):
-    before = now()
+    before = time.monotonic_ns()
     device.launch(loaded, [buffer.block, *kernels.tagged(0, _TRY_TAG)])
     deadline = time.monotonic() + _LONGEST_S
     while int(buffer.events["seq"][number]) != number + 1:
       if time.monotonic() > deadline:
         raise DriverError(f"a kernel wrote nothing within {_LONGEST_S:.0f} s")
-    after = now()
+    after = time.monotonic_ns()
     event = buffer.events[number]
     if int(event["tag"]) != _TRY_TAG:
       raise DriverError("a kernel wrote something else than a timestamp")

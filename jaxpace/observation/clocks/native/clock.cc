@@ -77,7 +77,6 @@ struct Ring {
 };
 
 std::atomic<Ring*> current_ring{nullptr};
-std::atomic<uint64_t> unheard{0};  // marks that had no lane to go to
 
 // Executions that have started on a device so far, by program. Zero pages until they are used.
 std::atomic<uint32_t> executions[kMostLanes][kMostPrograms];
@@ -147,23 +146,17 @@ void Used(int64_t ns) {
 
 // No lock, no allocation: several threads of one device may mark at once.
 void Record(uint32_t lane, uint32_t program, uint32_t tag, int64_t ns) {
-  if (lane >= kMostLanes) {
-    unheard.fetch_add(1, std::memory_order_relaxed);
-    return;
-  }
+  if (lane >= kMostLanes) return;
   if (tag == 1 && lane == 0) Used(ns);
   uint32_t number = 0;
   if (tag == 0 && program < kMostPrograms) number = executions[lane][program].fetch_add(1, std::memory_order_relaxed);
   Ring* ring = current_ring.load(std::memory_order_seq_cst);
-  if (ring == nullptr || lane >= ring->lanes) {
-    unheard.fetch_add(1, std::memory_order_relaxed);
-  } else {
-    auto* head = reinterpret_cast<std::atomic<uint64_t>*>(ring->heads + lane * kLaneStride);
-    const uint64_t base = static_cast<uint64_t>(lane) * ring->capacity;
-    uint64_t index = head->fetch_add(tag == 0 ? 2 : 1, std::memory_order_seq_cst);
-    if (tag == 0) Put(ring, base, index++, number, (program << 20) | kNumber);
-    Put(ring, base, index, ns, (program << 20) | tag);
-  }
+  if (ring == nullptr || lane >= ring->lanes) return;
+  auto* head = reinterpret_cast<std::atomic<uint64_t>*>(ring->heads + lane * kLaneStride);
+  const uint64_t base = static_cast<uint64_t>(lane) * ring->capacity;
+  uint64_t index = head->fetch_add(tag == 0 ? 2 : 1, std::memory_order_seq_cst);
+  if (tag == 0) Put(ring, base, index++, number, (program << 20) | kNumber);
+  Put(ring, base, index, ns, (program << 20) | tag);
 }
 
 // The operands are waited for by XLA; nothing reads them. A stamp with a program is an event of that, too.
@@ -302,8 +295,6 @@ extern "C" void jaxpace_used(void* entries, uint64_t capacity, int schedstat) {
 }
 
 extern "C" uint64_t jaxpace_usage_head() { return usage_head.load(); }
-
-extern "C" uint64_t jaxpace_unheard() { return unheard.load(); }
 
 // A mark as a handler leaves it, for measuring and tests.
 extern "C" void jaxpace_mark_here(uint32_t lane, uint32_t program, uint32_t tag, uint32_t times) {

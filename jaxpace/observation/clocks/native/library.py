@@ -131,7 +131,6 @@ def functions() -> ctypes.CDLL:
   if hasattr(library, "jaxpace_used"):  # younger than the handlers' version
     library.jaxpace_used.argtypes = [pointer, long, ctypes.c_int]
     library.jaxpace_usage_head.argtypes, library.jaxpace_usage_head.restype = [], long
-  library.jaxpace_unheard.argtypes, library.jaxpace_unheard.restype = [], long
   library.jaxpace_mark_here.argtypes = [word, word, word, word]
   library.jaxpace_record.argtypes = [word, word, word, ctypes.c_int64]
   return library
