@@ -18,7 +18,7 @@ Numbers of fields are those of XLA's `GpuExecutableProto` and `ThunkProto`
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, START_TAG
 from jaxpace.observation.clocks.native import cuda
@@ -39,11 +39,9 @@ _NAME, _ID = 1, 3
 _KINDS = {38: "all-gather", 39: "all-reduce", 40: "reduce-scatter", 41: "all-to-all",
           42: "ragged-all-to-all", 43: "collective-permute", 46: "collective-broadcast"}
 """Thunks of a collective."""
-_OF_ASYNC = 3
-"""In a thunk that starts others on another stream: their list."""
-_LISTS = {2: None, 6: (2,), 7: (2, 3), _ASYNC_START: (_OF_ASYNC,)}
-"""In thunks that run others, choose and loop: fields with lists of thunks; None where the thunk is
-such a list itself."""
+_OF_ASYNC = _ASYNC_START, 3
+_LISTS = (2,), (6, 2), (7, 2), (7, 3), _OF_ASYNC
+"""Where thunks that run others, choose, loop, and start others on another stream have lists."""
 _TYPED_FFI = 4
 
 
@@ -74,7 +72,7 @@ def timestamped(data: bytes, program: int, names: Container[str], first_tag: int
       outer = records.read(rest)
       rest = _written([lists.in_file(each) if records.is_file(each) else each for each in outer])
     else:
-      rest = wire.written(wire.changed(wire.read(rest), _EXECUTABLE, lists.in_file))
+      rest = wire.written(wire.changed(wire.read(rest), [_EXECUTABLE], lists.in_file))
   except wire.WireError as error:
     raise TimestampError(f"the compiler's program can't be read: {error}") from error
   if not lists.found_program:
@@ -118,8 +116,8 @@ class _Lists(Tags):
       parts = wire.read(thunk)
       kinds, name = {field.number for field in parts}, _name(parts)
       if name in self._names and _ASYNC_START in kinds:
-        on_other_stream = functools.partial(self._on_other_stream, name)
-        found.append(wire.written(wire.changed(parts, _ASYNC_START, on_other_stream)))
+        pair = functools.partial(_in_list, functools.partial(self._with_pair, name))
+        found.append(wire.written(wire.changed(parts, _OF_ASYNC, pair)))
       elif name in self._names and _ASYNC_DONE not in kinds:
         found += self._with_pair(name, [thunk])
       elif self._ends and (kind := next((_KINDS[each] for each in kinds if each in _KINDS), "")):
@@ -128,27 +126,9 @@ class _Lists(Tags):
         found.append(self._inside(parts))
     return found
 
-  def _on_other_stream(self, name: str, start: bytes) -> bytes:
-    def marked(sequence: bytes) -> bytes:
-      thunks = wire.every(wire.read(sequence), _THUNKS)
-      return wire.written([wire.text(_THUNKS, each) for each in self._with_pair(name, thunks)])
-    return wire.written(wire.changed(wire.read(start), _OF_ASYNC, marked))
-
   def _inside(self, parts: list[wire.Field]) -> bytes:
-    def around(sequence: bytes) -> bytes:
-      return wire.written([
-          wire.text(_THUNKS, each)
-          for each in self._around(wire.every(wire.read(sequence), _THUNKS))])
-
-    for number, lists in _LISTS.items():
-      def in_lists(thunk: bytes, lists: Sequence[int] | None = lists) -> bytes:
-        if lists is None:
-          return around(thunk)
-        fields = wire.read(thunk)
-        for each in lists:
-          fields = wire.changed(fields, each, around)
-        return wire.written(fields)
-      parts = wire.changed(parts, number, in_lists)
+    for path in _LISTS:
+      parts = wire.changed(parts, path, functools.partial(_in_list, self._around))
     return wire.written(parts)
 
   def _with_pair(self, name: str, thunks: Sequence[bytes]) -> list[bytes]:
@@ -166,6 +146,12 @@ class _Lists(Tags):
     return wire.written([
         wire.message(_INFO, wire.text(_NAME, f"{MARK}.{tag}"), wire.whole(_ID, self._id), *said),
         wire.message(_CUSTOM_CALL, *call)])
+
+
+def _in_list(change: Callable[[list[bytes]], list[bytes]], sequence: bytes) -> bytes:
+  """A list of thunks with others in their place."""
+  thunks = change(wire.every(wire.read(sequence), _THUNKS))
+  return wire.written([wire.text(_THUNKS, each) for each in thunks])
 
 
 def _name(parts: Iterable[wire.Field]) -> str:

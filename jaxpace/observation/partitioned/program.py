@@ -29,7 +29,6 @@ _NOTED = re.compile(re.escape(wire.written([wire.text(28, NOTE)])) + rb".*?\bpro
 """Where an instrumented step says what its pacer decided, and the number of its program."""
 
 
-
 class Timestamped(NamedTuple):
   """A program that was compiled with timestamps."""
 

@@ -42,8 +42,8 @@ _PLACES = 1
 _KIND, _INFO, _CALL, _CUSTOM_CALL, _COLLECTIVE = 1, 2, 3, 16, 18
 _NAME = 1
 """In a thunk's information: the instruction that it runs."""
-_LISTS = {_CALL: (1,), 4: (1,), 10: (1, 2)}
-"""In thunks that call, choose and loop: fields with lists of thunks."""
+_LISTS = (_CALL, 1), (4, 1), (10, 1), (10, 2)
+"""Where thunks that call, choose and loop have lists of thunks."""
 _OPERANDS, _DESTINATIONS = 2, 2
 """In a collective: its memory, and what it writes of that."""
 _ALLOCATIONS, _INDEX, _SIZE = 3, 1, 2
@@ -104,9 +104,9 @@ def timestamped(data: bytes, program: int, names: Container[str] = (), first_tag
     sequence = lists.whole(wire.first(executable, _SEQUENCE))
   except wire.WireError as error:
     raise TimestampError(f"the compiler's program can't be read: {error}") from error
-  executable = wire.changed(executable, _BUFFERS, lambda _: memory)
-  executable = wire.changed(executable, _SEQUENCE, lambda _: sequence)
-  outer = wire.changed(outer, _EXECUTABLE, lambda _: wire.written(executable))
+  executable = wire.changed(executable, [_BUFFERS], lambda _: memory)
+  executable = wire.changed(executable, [_SEQUENCE], lambda _: sequence)
+  outer = wire.changed(outer, [_EXECUTABLE], lambda _: wire.written(executable))
   return header + wire.written(outer), lists.enter_tags
 
 
@@ -141,13 +141,8 @@ class _Lists(Tags):
     return _list(thunks, users)
 
   def _inside(self, parts: list[wire.Field]) -> bytes:
-    for number, lists in _LISTS.items():
-      def in_lists(thunk: bytes, lists: Sequence[int] = lists) -> bytes:
-        fields = wire.read(thunk)
-        for each in lists:
-          fields = wire.changed(fields, each, self._around)
-        return wire.written(fields)
-      parts = wire.changed(parts, number, in_lists)
+    for path in _LISTS:
+      parts = wire.changed(parts, path, self._around)
     return wire.written(parts)
 
   def _timed(self, thunk: bytes, parts: list[wire.Field], users: Iterable[bytes]) -> bytes:

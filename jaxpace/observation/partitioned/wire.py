@@ -5,7 +5,7 @@ Fields that nobody knows stay where they are, so a message of a newer compiler i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -119,9 +119,16 @@ def number(fields: Iterable[Field], number: int) -> int:
   return next(iter(numbers(fields, number)), 0)
 
 
-def changed(fields: Iterable[Field], number: int, change: Callable[[bytes], bytes]) -> list[Field]:
-  """The same fields, those with a number changed."""
-  return [Field(number, 2, change(field.value))
+def changed(fields: Iterable[Field], path: Sequence[int], change: Callable[[bytes], bytes]
+            ) -> list[Field]:
+  """The same fields, those changed that are found by one number after the other, each in what the
+  one before it is."""
+  number, *rest = path
+
+  def within(data: bytes) -> bytes:
+    return written(changed(read(data), rest, change)) if rest else change(data)
+
+  return [Field(number, 2, within(field.value))
           if field.number == number and isinstance(field.value, bytes) else field
           for field in fields]
 

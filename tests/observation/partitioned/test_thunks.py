@@ -48,9 +48,8 @@ def visit(sequence):
   here = []
   for thunk in wire.every(wire.read(sequence), 1):
     parts = wire.read(thunk)
-    inner = [visit(one) for number, lists in thunks._LISTS.items()
-             for each in wire.every(parts, number) for fields in [wire.read(each)]
-             for place in lists for one in wire.every(fields, place)]
+    inner = [visit(one) for number, place in thunks._LISTS
+             for each in wire.every(parts, number) for one in wire.every(wire.read(each), place)]
     here.append((wire.first(wire.read(wire.first(parts, 2)), 1).decode(),
                  wire.first(parts, 1).decode(), parts, inner))
   return here, [wire.numbers(wire.read(one), 1) for one in wire.every(wire.read(sequence), 2)]
