@@ -19,12 +19,7 @@ from collections.abc import Sequence
 
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
 from jaxpace.instrumentation.piggyback import Carrier
-from jaxpace.instrumentation.program import (
-  Equation,
-  Program,
-  bodies,
-  nested_phases,
-)
+from jaxpace.instrumentation.program import Equation, Program, bodies, nested_phases
 from jaxpace.observation import phases
 
 
@@ -153,57 +148,49 @@ def stages(program: Program, most_segments: int) -> list[Stage]:
       members[number].append(index)
     for output in equation.outputs:
       ready[output] = number
-  split = _Splitter(program)
-  segments = [split.segments(indices, last=s == len(ordered)) for s, indices in enumerate(members)]
+  segments = [_segments(program, indices, s == len(ordered)) for s, indices in enumerate(members)]
   if sum(map(len, segments)) > most_segments:
-    segments = [_merged(several) if len(several) > 1 else several for several in segments]
+    segments = [of_stage if len(of_stage) == 1 else (Segment(COMPUTE, tuple(
+        index for segment in of_stage for index in segment.equations)),) for of_stage in segments]
   return [Stage(of_stage, bucket)
           for of_stage, bucket in zip(segments, [*ordered, ()], strict=True)]
 
 
-def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-  return (Segment(COMPUTE, tuple(i for segment in segments for i in segment.equations)),)
+def _segments(program: Program, indices: Sequence[int], last: bool) -> tuple[Segment, ...]:
+  """Splits a stage. Only significant equations start a segment; light ones join the one they stand
+  in."""
+  found: list[tuple[str, list[int]]] = []
+  # Light equations whose segment is not decided yet: before the first, or of another phase.
+  pending: list[int] = []
+  for index in indices:
+    phase = _phase(program, index, found[-1][0] if found else None, last)
+    if index not in program.significant:
+      if found and not pending and phase == found[-1][0]:
+        found[-1][1].append(index)
+      else:
+        pending.append(index)
+      continue
+    if not found or found[-1][0] != phase:
+      found.append((phase, []))
+    found[-1][1].extend([*pending, index])
+    pending = []
+  if not found:
+    return (Segment(UPDATE if last else _light_phase(program, indices), tuple(pending)),)
+  found[-1][1].extend(pending)
+  return tuple(Segment(phase, tuple(equations)) for phase, equations in found)
 
 
-class _Splitter:
-  """Splits stages into segments."""
-
-  def __init__(self, program: Program):
-    self.program = program
-
-  def segments(self, indices: Sequence[int], last: bool) -> tuple[Segment, ...]:
-    """Only significant equations start a segment; light ones join the one they stand in."""
-    found: list[tuple[str, list[int]]] = []
-    # Light equations whose segment is not decided yet: before the first, or of another phase.
-    pending: list[int] = []
-    for index in indices:
-      phase = self.phase(index, found[-1][0] if found else None, last)
-      if index not in self.program.significant:
-        if found and not pending and phase == found[-1][0]:
-          found[-1][1].append(index)
-        else:
-          pending.append(index)
-        continue
-      if not found or found[-1][0] != phase:
-        found.append((phase, []))
-      found[-1][1].extend([*pending, index])
-      pending = []
-    if not found:
-      return (Segment(UPDATE if last else _light_phase(self.program, indices), tuple(pending)),)
-    found[-1][1].extend(pending)
-    return tuple(Segment(phase, tuple(equations)) for phase, equations in found)
-
-  def phase(self, index: int, before: str | None, last: bool) -> str:
-    """Phase of an equation, which follows a segment of phase `before` if that is not None."""
-    equation = self.program.equations[index]
-    if _mixed(equation):
-      return COMPUTE
-    phase = phases.classify(equation.stack)
-    # After the last collective, casting gradients is part of the update.
-    if phase == phases.OTHER or last and index not in self.program.major:
-      phase = UPDATE if last else COMPUTE
-    # Clipping or casting gradients between backward and sync belongs to what it follows.
-    return BACKWARD if phase == COMPUTE and before == BACKWARD else phase
+def _phase(program: Program, index: int, before: str | None, last: bool) -> str:
+  """Phase of an equation, which follows a segment of phase `before` if that is not None."""
+  equation = program.equations[index]
+  if _mixed(equation):
+    return COMPUTE
+  phase = phases.classify(equation.stack)
+  # After the last collective, casting gradients is part of the update.
+  if phase == phases.OTHER or last and index not in program.major:
+    phase = UPDATE if last else COMPUTE
+  # Clipping or casting gradients between backward and sync belongs to what it follows.
+  return BACKWARD if phase == COMPUTE and before == BACKWARD else phase
 
 
 def _light_phase(program: Program, indices: Sequence[int]) -> str:

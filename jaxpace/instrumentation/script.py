@@ -82,22 +82,18 @@ class _Writer:
     """A stage with its timestamps, as the bare one at this place."""
     bare = self.stages[number]
     first, *others = bare.segments
-    segments = [self.first(first, number, delayed)]
+    # In later stages the exit timestamp holds back the collective's own results.
+    if number == 0:
+      gated, complete = gates.cover(self.program, first.equations)
+      first = dataclasses.replace(first, gated=tuple(gated))
+      if delayed and not complete:
+        self.notices.append("Part of the step can start before its delay: no value there can be "
+                            "held back exactly.")
+    segments = [first]
     for segment in others:
       self.append(segments, segment)
     return Stage(tuple(segments), bare.bucket,
                  self.timestamps(bare.bucket, number) if number in self.slot_of else None)
-
-  def first(self, segment: Segment, number: int, delayed: bool) -> Segment:
-    """The first segment of a stage."""
-    if number > 0:
-      # The exit timestamp holds back the collective's own results.
-      return segment
-    gated, complete = gates.cover(self.program, segment.equations)
-    if delayed and not complete:
-      self.notices.append("Part of the step can start before its delay: no value there can be held "
-                          "back exactly.")
-    return dataclasses.replace(segment, gated=tuple(gated))
 
   def append(self, segments: list[Segment], segment: Segment) -> None:
     """Appends a segment behind a boundary; where none can be held, joins it to the one before."""
