@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxpace.core import fields
 
 
 def mixed(word: Any) -> Any:
@@ -69,11 +70,5 @@ def checked(key: Any) -> np.uint32:
   Raises:
     ValueError: not a whole number from 0 to 2**32 - 1.
   """
-  try:
-    number = -1 if isinstance(key, bool) else operator.index(key)
-  except TypeError:
-    number = -1
-  if not 0 <= number < 2**32:
-    raise ValueError(f"key={key!r} must be a whole number from 0 to 2**32 - 1 that differs from "
-                     "job to job, such as zlib.crc32(job_name.encode()).")
-  return np.uint32(number)
+  return np.uint32(fields.whole("key", key, 0, 2**32 - 1, more=(
+      " that differs from job to job, such as zlib.crc32(job_name.encode())")))

@@ -13,7 +13,6 @@ PacerState = Any
 """Any pytree of arrays with fixed shapes; carried by the user inside the pace state."""
 
 
-
 def pick(chosen: jax.Array, new: Any, old: Any) -> Any:
   """Returns `new` where it is chosen, else `old`, leaf by leaf of two trees alike."""
   return jax.tree.map(lambda a, b: b if a is b else jnp.where(chosen, a, b), new, old)

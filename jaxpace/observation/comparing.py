@@ -137,7 +137,7 @@ def differences(bare: Sequence[Any], found: Sequence[Sequence[Any]]) -> str:
   """
   if len(bare) != len(found):
     return f"With timestamps the step gives {len(found)} arrays, and {len(bare)} without."
-  different, largest = [], 0.0
+  different, largest = set[int](), 0.0
   for place, (one, parts) in enumerate(zip(bare, found, strict=True)):
     if jnp.issubdtype(one.dtype, jax.dtypes.extended):
       one = jax.random.key_data(one)
@@ -147,13 +147,12 @@ def differences(bare: Sequence[Any], found: Sequence[Sequence[Any]]) -> str:
       if left.dtype != right.dtype or left.shape != right.shape:
         return f"With timestamps result {place} of the step has another shape or type."
       if left.tobytes() != right.tobytes():
-        different.append(place)
+        different.add(place)
         largest = max(largest, _relative(left, right))
   if not different:
     return ""
-  places = sorted(set(different))
-  return (f"With timestamps {len(places)} of {len(bare)} results of a first step differ, by "
-          f"{largest:.1e} relative at most (results {', '.join(map(str, places[:3]))}).")
+  return (f"With timestamps {len(different)} of {len(bare)} results of a first step differ, by "
+          f"{largest:.1e} relative at most (results {', '.join(map(str, sorted(different)[:3]))}).")
 
 
 def _relative(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> float:
