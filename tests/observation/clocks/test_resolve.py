@@ -9,7 +9,7 @@ import pytest
 from jaxpace.observation.clocks import CLOCKS, ClockError, resolve_clock
 from jaxpace.observation.clocks.native import library
 
-built = pytest.mark.skipif(library.find_library() is None,
+built = pytest.mark.skipif(library.built_as("clock") is None,
                            reason="this environment was installed without a C++ compiler")
 
 
@@ -23,7 +23,7 @@ def fresh():
 
 @pytest.fixture
 def no_library(fresh, monkeypatch):
-  monkeypatch.setattr(library, "find_library", lambda: None)
+  monkeypatch.setattr(library, "built_as", lambda name: None)
 
 
 @built
@@ -97,12 +97,12 @@ def test_a_library_cut_short_at_any_length_is_a_reason_and_the_process_lives(tmp
 import pathlib, sys
 from jaxpace.observation.clocks import resolve_clock
 from jaxpace.observation.clocks.native import library
-whole = library.find_library().read_bytes()
+whole = library.built_as("clock").read_bytes()
 def try_out(data, fine=False):
   target = pathlib.Path(sys.argv[1]) / f"clock{try_out.number}.so"
   try_out.number += 1
   target.write_bytes(data)
-  library.find_library = lambda: target
+  library.built_as = lambda name: target
   library.unavailable.cache_clear()
   assert (resolve_clock().notice == "") == fine, (len(data), resolve_clock().notice)
   assert fine or (resolve_clock("auto", "cpu").name == "callback" and "einstall" in resolve_clock().notice)
@@ -143,7 +143,7 @@ def test_a_library_of_another_version_of_jaxpace_is_a_reason_not_a_crash(
       + handlers)
   subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(tmp_path / "clock.so")],
                  check=True)
-  monkeypatch.setattr(library, "find_library", lambda: tmp_path / "clock.so")
+  monkeypatch.setattr(library, "built_as", lambda name: tmp_path / "clock.so")
   assert resolve_clock("auto", "cpu").name == "callback"
   assert words in resolve_clock().notice and "reinstall jaxpace" in resolve_clock().notice
 

@@ -80,7 +80,7 @@ def unavailable() -> str:
     XLA would refuse it while setting up the CPU backend, and every JAX program in the process would
     fail.
   """
-  return registered("The native clock", find_library(), ("jaxpace_handlers", HANDLERS),
+  return registered("The native clock", built_as("clock"), ("jaxpace_handlers", HANDLERS),
                     (STAMP, DELAY, HOLD, NOTE, MARK), "cpu")
 
 
@@ -123,7 +123,7 @@ def registered(what: str, path: pathlib.Path | None, version: tuple[str, int],
 def functions() -> ctypes.CDLL:
   """Returns the library itself, for what is called from the host; only where `unavailable` is
   empty."""
-  library = ctypes.CDLL(str(find_library()))
+  library = ctypes.CDLL(str(built_as("clock")))
   pointer, word, long = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
   library.jaxpace_lanes.argtypes = [ctypes.POINTER(ctypes.c_int32), word]
   library.jaxpace_ring.argtypes = [pointer, pointer, long, word]
@@ -134,11 +134,6 @@ def functions() -> ctypes.CDLL:
   library.jaxpace_mark_here.argtypes = [word, word, word, word]
   library.jaxpace_record.argtypes = [word, word, word, ctypes.c_int64]
   return library
-
-
-def find_library() -> pathlib.Path | None:
-  """Returns the path of the library, or None where it was not built."""
-  return built_as("clock")
 
 
 def built_as(name: str) -> pathlib.Path | None:
