@@ -293,7 +293,7 @@ class _Flattener:
       if not collective:
         self.note_untimed(eqn, stack)
       self.equations.append(Equation(
-          eqn.primitive, eqn.params, refs, outputs, stack, getattr(eqn, "ctx", None), collective,
+          eqn.primitive, eqn.params, refs, outputs, stack, eqn.ctx, collective,
           len(self.hidden) > known))
     return [read(var) for var in jaxpr.outvars]
 
@@ -345,12 +345,8 @@ def evaluate(equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
   """
   params = equation.primitive.get_bind_params(equation.params)
   scope = jax.named_scope(equation.stack) if equation.stack else contextlib.nullcontext()
-  with scope, _manager(equation.context):
-    out = equation.primitive.bind(*inputs, **params)
-  return out if equation.primitive.multiple_results else [out]
-
-
-def _manager(context: Any) -> Any:
   # An equation remembers the configuration it was traced under (matmul precision aside, which is a
   # parameter): compute_on, and the like.
-  return getattr(context, "manager", None) or contextlib.nullcontext()
+  with scope, equation.context.manager:
+    out = equation.primitive.bind(*inputs, **params)
+  return out if equation.primitive.multiple_results else [out]
