@@ -44,9 +44,7 @@ def phase(name: str) -> Iterator[None]:
   Raises:
     ValueError: the name is not of that form, or is measured by itself (sync, gap, delay).
   """
-  if not isinstance(name, str) or not _NAME.fullmatch(name):
-    raise ValueError(f"jaxpace.phase({name!r}): a phase's name is letters, digits and underscores, "
-                     "at most 32, since it names a column of the trace.")
+  _check(name, "A phase's name, that of a column of the trace,")
   if name in _RESERVED:
     raise ValueError(f"jaxpace.phase({name!r}): {name} is measured by itself; choose another name.")
   with jax.named_scope(_SCOPE + name):
@@ -60,11 +58,14 @@ def collective_scope(name: str) -> Iterator[None]:
   Raises:
     ValueError: the name is not letters, digits and underscores, at most 32.
   """
-  if not isinstance(name, str) or not _NAME.fullmatch(name):
-    raise ValueError("A collective's name is letters, digits and underscores, at most 32; this is "
-                     f"{name!r}.")
+  _check(name, "A collective's name")
   with jax.named_scope(_COLLECTIVE + name):
     yield
+
+
+def _check(name: object, what: str) -> None:
+  if not isinstance(name, str) or not _NAME.fullmatch(name):
+    raise ValueError(f"{what} is letters, digits and underscores, at most 32; this is {name!r}.")
 
 
 def nested_scope(program: int, before: int | str = "") -> str:
