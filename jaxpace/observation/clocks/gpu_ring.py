@@ -20,7 +20,7 @@ import numpy as np
 from jaxpace.core import ring_layout
 from jaxpace.core.observed import TAG_BITS
 from jaxpace.observation.clocks import kernels
-from jaxpace.observation.clocks.native.cuda import DriverError, GpuDevice
+from jaxpace.observation.clocks.native.cuda import DriverError, DriverGpu
 
 CAPACITY = 1 << 16
 """Events of a GPU's ring: 1 MiB."""
@@ -47,7 +47,7 @@ class GpuBuffer(NamedTuple):
 class Source:
   """The rings of this process's GPUs, in the order of its device buffers."""
 
-  def __init__(self, devices: Sequence[GpuDevice], capacity: int = CAPACITY):
+  def __init__(self, devices: Sequence[DriverGpu], capacity: int = CAPACITY):
     """Makes them, and tries each with a kernel.
 
     Raises:
@@ -109,7 +109,7 @@ def block_of(buffer: GpuBuffer, shift_ns: int) -> bytes:
   return struct.pack("<QQIIq", buffer.ring, buffer.counters, buffer.capacity - 1, 0, shift_ns)
 
 
-def _buffer(device: GpuDevice, capacity: int) -> GpuBuffer:
+def _buffer(device: DriverGpu, capacity: int) -> GpuBuffer:
   here, there = device.host_memory(capacity * ring_layout.EVENT.itemsize)
   if there % ring_layout.EVENT.itemsize:
     raise DriverError("the driver gave memory that is not aligned to 16 bytes")
@@ -121,7 +121,7 @@ def _buffer(device: GpuDevice, capacity: int) -> GpuBuffer:
   return buffer
 
 
-def _clocks(device: GpuDevice, buffer: GpuBuffer) -> tuple[int, int]:
+def _clocks(device: DriverGpu, buffer: GpuBuffer) -> tuple[int, int]:
   """What to add to a GPU's timer for the host's monotonic clock, and how far that may be off; ns.
 
   A timestamp is taken on an idle stream between two readings of the host's clock; the closest pair

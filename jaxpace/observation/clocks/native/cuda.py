@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.clocks.native import library
@@ -24,30 +24,6 @@ _NON_BLOCKING = 1
 
 class DriverError(RuntimeError):
   """NVIDIA's driver refused something; the message says what, as the end of a sentence."""
-
-
-class GpuDevice(Protocol):
-  """Memory, kernels and a stream of one GPU."""
-
-  def host_memory(self, size: int) -> tuple[int, int]:
-    """Zeros in the host's memory that the GPU can write to: their address here, and on the GPU."""
-    ...
-
-  def memory(self, size: int) -> int:
-    """Zeros in the GPU's memory; their address."""
-    ...
-
-  def upload(self, address: int, data: bytes) -> None:
-    """Fills memory of the GPU."""
-    ...
-
-  def load(self, kernel: kernels.Kernel) -> Any:
-    """Translates a kernel of one thread."""
-    ...
-
-  def launch(self, loaded: Any, addresses: Sequence[int]) -> None:
-    """Starts it on a stream of its own, and returns at once."""
-    ...
 
 
 class Driver:
@@ -90,7 +66,7 @@ class Driver:
 
 
 class DriverGpu:
-  """A `GpuDevice`, in the context that JAX has for it."""
+  """Memory, kernels and a stream of one GPU, in the context that JAX has for it."""
 
   def __init__(self, driver: Driver, ordinal: int):
     self._driver = driver
@@ -110,6 +86,7 @@ class DriverGpu:
       self._driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
   def host_memory(self, size: int) -> tuple[int, int]:
+    """Zeros in the host's memory that the GPU can write to: their address here, and on the GPU."""
     here, there = ctypes.c_void_p(), ctypes.c_uint64()
     self._call("cuMemHostAlloc", ctypes.byref(here), ctypes.c_size_t(size), _PORTABLE | _MAPPED)
     ctypes.memset(here, 0, size)
@@ -117,21 +94,25 @@ class DriverGpu:
     return int(here.value or 0), int(there.value)
 
   def memory(self, size: int) -> int:
+    """Zeros in the GPU's memory; their address."""
     address = ctypes.c_uint64()
     self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
     self._call("cuMemsetD8_v2", address, 0, ctypes.c_size_t(size))
     return int(address.value)
 
   def upload(self, address: int, data: bytes) -> None:
+    """Fills memory of the GPU."""
     self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
 
   def load(self, kernel: kernels.Kernel) -> Any:
+    """Translates a kernel of one thread."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     self._call("cuModuleLoadData", ctypes.byref(module), kernel.text.encode())
     self._call("cuModuleGetFunction", ctypes.byref(function), module, kernel.name.encode())
     return function
 
   def launch(self, loaded: Any, addresses: Sequence[int]) -> None:
+    """Starts it on a stream of its own, and returns at once."""
     values = [ctypes.c_uint64(address) for address in addresses]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     self._call("cuLaunchKernel", loaded, 1, 1, 1, 1, 1, 1, 0, self._stream, pointers, None)
