@@ -8,7 +8,6 @@ computed meanwhile.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import gc
 import resource
@@ -33,7 +32,8 @@ class StepCauseMeter:
 
   def __init__(self) -> None:
     self._gc_start = self._gc_total = 0
-    self._pauses: collections.deque[tuple[int, int]] = collections.deque(maxlen=_MOST_PAUSES)
+    # Made anew, never changed: reading it takes memory, and that may collect garbage.
+    self._pauses: tuple[tuple[int, int], ...] = ()
     self._measured: dict[str, int] = {}
     self._cpu = self._switches = self._faults = self._gc_seen = 0
     self._used: set[str] = set()
@@ -74,7 +74,7 @@ class StepCauseMeter:
     Returns:
       [n] int64 ns.
     """
-    pauses = np.array(tuple(self._pauses), np.int64).reshape(-1, 2)
+    pauses = np.array(self._pauses, np.int64).reshape(-1, 2)
     begun = np.searchsorted(pauses[:, 0], ns, side="right")
     until = np.concatenate([[0], np.cumsum(pauses[:, 1] - pauses[:, 0])])
     ends = np.concatenate([[0], pauses[:, 1]])
@@ -112,7 +112,7 @@ class StepCauseMeter:
     if phase == "start":
       self._gc_start = now
     elif self._gc_start:
-      self._pauses.append((self._gc_start, now))
+      self._pauses = (*self._pauses[1 - _MOST_PAUSES:], (self._gc_start, now))
       self._gc_total += now - self._gc_start
       self._gc_start = 0
 

@@ -258,7 +258,14 @@ class _Unheard(logging.Handler):
 
 
 def _print(sentence: str) -> None:
+  """Says a sentence on standard error, if it can be said: the program ends as it would without."""
+  line = f"jaxpace: {sentence}\n"
   # Without standard error `print` writes to the program's standard output.
-  with contextlib.suppress(OSError, AttributeError, ValueError):
-    sys.stderr.write(f"jaxpace: {sentence}\n")
+  with contextlib.suppress(Exception):
     sys.stderr.flush()
+    if sys.stderr is not sys.__stderr__:
+      sys.stderr.write(line)
+      sys.stderr.flush()
+      return
+    # What could not be written would stay in a buffer, and be the program's exit status, 120.
+    os.write(sys.stderr.fileno(), line.encode(sys.stderr.encoding, "backslashreplace"))

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import threading
 import time
 
@@ -60,6 +61,19 @@ def test_what_the_process_did_in_each_step_is_recorded_though_nobody_says(tmp_pa
   assert (causes["cpu"][0, 1:] > 0).all() and (causes["majflt"][0, 1:] >= 0).all()
 
 
+def test_garbage_that_is_collected_while_pauses_are_read_does_no_harm():
+  meter, before = host_use.StepCauseMeter(), gc.get_threshold()
+  meter.start()
+  try:
+    gc.set_threshold(1)
+    kept = [[] for _ in range(100)]
+    collected = [meter.collected(np.array([time.monotonic_ns()])) for _ in kept]
+  finally:
+    gc.set_threshold(*before)
+    meter.stop()
+  assert 0 < collected[0] < collected[-1]
+
+
 def devices_of(*spans):
   """What two devices did in steps that began and ended so, in ms; the second ends 1 ms later."""
   start, end = np.array(spans, np.int64).T * 1_000_000
@@ -76,7 +90,7 @@ def test_time_between_steps_is_what_nothing_else_explains(monkeypatch):
                    reading(120, queued=-1)], host_ring.USAGE)
   host = host_use.HostUse(meter := host_use.StepCauseMeter())
   monkeypatch.setattr(host._usage, "take", lambda: read)
-  meter._pauses.append((70_000_000, 74_000_000))
+  meter._pauses = ((70_000_000, 74_000_000),)
   samples = host.samples(devices_of((0, 10), (20, 30), (50, 60), (85, 100), (105, 120)))
   at = [cause.column for cause in host_use.HOST_CAUSES].index("between_ns")
   # Gaps of 9, 5, 24 and 4 ms, from the second device's end or the evaluation's.
@@ -182,6 +196,25 @@ def test_a_program_without_standard_error_gets_no_sentence_on_its_output(monkeyp
   monkeypatch.setattr(observed.sys, "stderr", None)
   observed._print("The step is sgd.")
   assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_sentence_that_nobody_can_read_does_not_change_how_the_program_ends(monkeypatch, own):
+  class Refusing:
+    def write(self, text):
+      raise RuntimeError("not from a thread")
+
+    def flush(self):
+      pass
+
+  reader, broken = os.pipe()
+  os.close(reader)
+  errors = open(broken, "w") if own else Refusing()  # noqa: SIM115
+  monkeypatch.setattr(observed.sys, "stderr", errors)
+  monkeypatch.setattr(observed.sys, "__stderr__", errors if own else None)
+  observed._print("The step is sgd.")
+  if own:
+    errors.close()  # Raises where anything is left to be written.
 
 
 def test_the_second_of_two_blocks_records_its_own_steps(tmp_path):
