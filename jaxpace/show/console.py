@@ -36,12 +36,12 @@ def make_console() -> Console:
   from rich.segment import Segment
 
   class PlainConsole(Console):
-    """Shows control characters as what they are."""
+    """Shows control characters, and what the terminal lacks, as what they are."""
 
     def render(self, renderable: RenderableType,
                options: ConsoleOptions | None = None) -> Iterable[Segment]:
       for segment in super().render(renderable, options):
-        if segment.control or segment.text.isprintable() or segment.text == "\n":
+        if segment.control:
           yield segment
         else:
           lines = segment.text.split("\n")

@@ -37,6 +37,14 @@ def test_what_is_ours_is_printed_as_it_is(capsys):
           == ["±5 % → █▌ é", "", "end", ""])
 
 
+def test_what_the_terminal_lacks_is_escaped(monkeypatch):
+  screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+  monkeypatch.setattr("sys.stdout", screen)
+  make_console().print(Text("2 × node at runs/ünï"))
+  screen.flush()
+  assert screen.buffer.getvalue().split() == [b"2", rb"\xd7", b"node", b"at", rb"runs/\xfcn\xef"]
+
+
 @pytest.mark.parametrize("command", [["report"], ["watch", "--once"]])
 def test_hosts_of_a_report(tmp_path, capsys, command):
   synthetic_runs.write(tmp_path / "run",
