@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from jaxpace.cli import running
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     write_plain(f"- {sentence}", sys.stdout)
   ranks, steps = made.size
   write_plain(f"{args.to}: {plural(ranks, 'rank')}, {plural(steps, 'step')} of "
-              f"{plural(len(made.slots), 'collective')}. Next: jaxpace report {args.to}",
+              f"{plural(len(made.slots), 'collective')}. Next: jaxpace report "
+              f"{shlex.quote(str(args.to))}",
               sys.stdout)
   return 0

@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -208,8 +209,8 @@ class FoundRecorder(Recorder):
     """See `Recording`."""
     super().closed()
     if self._intake is not None and jax.process_index() == 0 and self.lost["stopped"] is None:
-      self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
-                if self.step else
+      self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report "
+                f"{shlex.quote(str(self.directory))}" if self.step else
                 f"{self.directory} has no steps: no program with collectives ran three times, and "
                 "none spent its time in one loop of 20 iterations or more.")
 

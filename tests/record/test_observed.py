@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shlex
 import threading
 import time
 
@@ -59,6 +60,13 @@ def test_what_the_process_did_in_each_step_is_recorded_though_nobody_says(tmp_pa
   assert np.isnan(collected[0]) and np.argmax(collected[1:]) + 1 == 5
   assert np.isnan(between[0]) and np.argmax(between[1:]) + 1 == 6 and between[6] > 0.4 * PAUSE
   assert (causes["cpu"][0, 1:] > 0).all() and (causes["majflt"][0, 1:] >= 0).all()
+
+
+def test_the_command_that_shows_a_run_can_be_pasted(tmp_path):
+  said, run = [], tmp_path / "a run; $x"
+  with jaxpace.observed(run, say=said.append):
+    train()
+  assert shlex.split(said[-1])[-3:] == ["jaxpace", "report", str(run)]
 
 
 def test_garbage_that_is_collected_while_pauses_are_read_does_no_harm():
