@@ -113,9 +113,12 @@ def run(args: argparse.Namespace) -> int:
     if args.devices_per_process:
       os.environ["XLA_FLAGS"] = environment.with_device_count(
           os.environ.get("XLA_FLAGS", ""), args.devices_per_process)
-    try:
-      if unseen:
+    if unseen:
+      try:
         _say_at_end(unseen)
+      except OSError:  # An old kernel, say, or no room for another process.
+        _forget(unseen)
+    try:
       os.execvp(command[0], command)
     except OSError as error:
       _forget(unseen)
@@ -133,8 +136,11 @@ def _record(directory: Path, match: str, exact: bool) -> None:
   """Has the processes to come record themselves: JAX looks for plugins on Python's path."""
   folder = str(Path(launch.__file__).parent / "on_path")
   path = os.environ.get("PYTHONPATH")
-  descriptor, unseen = tempfile.mkstemp(prefix="jaxpace-run-")
-  os.close(descriptor)
+  try:
+    descriptor, unseen = tempfile.mkstemp(prefix="jaxpace-run-")
+    os.close(descriptor)
+  except OSError:  # All of the machine's disks are full, or can only be read.
+    unseen = ""
   os.environ |= {RUN: os.path.abspath(directory), MATCH: match,
                  EXACT: "1" if exact else os.environ.get(EXACT, ""),
                  UNSEEN: unseen,
@@ -166,7 +172,8 @@ def _say_at_end(unseen: str) -> None:
   command = os.pidfd_open(os.getpid())
   sys.stdout.flush()
   if child := os.fork():
-    os.waitpid(child, 0)
+    with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored.
+      os.waitpid(child, 0)
     os.close(command)
     return
   try:

@@ -1,5 +1,6 @@
 """`jaxpace run` on programs that know nothing of it."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 
+from jaxpace.cli.main import main
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.runs import rundir
@@ -196,6 +198,22 @@ def test_where_nothing_can_be_recorded_one_sentence_says_so(tmp_path, script, st
   assert (job.returncode, out) == (status, "1\n")
   assert errors.startswith(f"jaxpace: Nothing was recorded: {why}") and errors.count("\n") == 1
   assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.parametrize("lacking", ["tempfile.mkstemp", "os.pidfd_open", "os.fork"])
+def test_where_nobody_could_say_so_at_the_end_the_command_runs_all_the_same(monkeypatch, lacking):
+  def refused(*_, **__):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+  def become(_, command):
+    raise SystemExit(command)
+
+  monkeypatch.setattr(os, "environ", dict(os.environ))
+  monkeypatch.setattr(lacking, refused)
+  monkeypatch.setattr(os, "execvp", become)
+  with pytest.raises(SystemExit, match="train.py"):
+    main(["run", "--", sys.executable, "train.py"])
+  assert not os.path.exists(os.environ["JAXPACE_RUN_UNSEEN"])
 
 
 DAEMON = """
