@@ -16,7 +16,6 @@ if TYPE_CHECKING:
   from jaxpace.coordination.knobs import Knobs as Knobs
   from jaxpace.coordination.lengths import balance as balance
   from jaxpace.coordination.lengths import fit_costs as fit_costs
-  from jaxpace.coordination.share_work import share_work as share_work
   from jaxpace.coordination.steer import steerable as steerable
   from jaxpace.coordination.take_turns import take_turns as take_turns
   from jaxpace.core.pace import PaceState as PaceState
@@ -83,7 +82,6 @@ _HOMES = {
     "recorded": "record.recorded",
     "restore_pace": "instrumentation.restoring",
     "share_by_speed": "coordination.balancer",
-    "share_work": "coordination.share_work",
     "shares": "live.shares",
     "spec": "instrumentation.instrument",
     "steerable": "coordination.steer",

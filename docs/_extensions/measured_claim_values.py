@@ -248,39 +248,11 @@ def within_aims(figures: Any) -> str:
   return ("none", "one", "two", "three", "all")[kept]
 
 
-def quota_stage(figures: Any, slow: tuple[float, ...]) -> Any:
-  return next(stage for stage in figures["jobs"]["quota-32"]["stages"]
-              if stage["slow"] == list(slow))
-
-
-def shared_live(figures: Any, *slow: float) -> list[str]:
-  """What a step took less: shared by speed, by hand, without the slow rank; and what was recovered,
-  percent."""
-  stage = quota_stage(figures, slow)
-  less = [f"{-mean:.0f} % [{-high:.0f}, {-low:.0f}]"
-          for mean, low, high in (stage["change_percent"][name]
-                                  for name in ("shared by speed", stage["best"],
-                                               "without the slow")
-                                  if name in stage["change_percent"])]
-  return [*less, "{:.0f} % [{:.0f}, {:.0f}]".format(*stage["recovered_percent"])]
-
-
-def last_recovered(figures: Any) -> list[str]:
-  """By the last rank's arrival, in the order in which the page tells them."""
-  stages = [quota_stage(figures, slow) for slow in ((1, 1, 1, 1.5), (1, 1, 1, 2), (1, 1, 1, 3),
-                                                     (1, 2, 1, 1))]
-  return ["{:.0f} % [{:.0f}, {:.0f}]".format(*stage["last_recovered_percent"]) for stage in stages]
-
-
-def healthy_shared(figures: Any) -> list[str]:
-  """Stages in which all ranks have even counts and none is slower: the change by `share_work`."""
-  changes = [stage["change_percent"]["shared by speed"] for job in figures["jobs"].values()
-             for stage in job.get("stages", ())
-             if set(stage["slow"]) == {1.0} and len(set(stage["counts"])) == 1]
-  means = [mean for mean, _, _ in changes]
-  wrong = sum(low > 0 or high < 0 for _, low, high in changes)
-  return [str(len(changes)), f"{-min(means):.1f}", f"{max(means):.1f}", str(wrong),
-          str(len(changes))]
+def regret_of_shares(figures: Any, case: str, noise: str, block: int) -> str:
+  """Steps lost by shares under a guard, mean over runs."""
+  (found,) = (one["regret"] for one in figures["cases"]
+              if (one["case"], one["noise"], one["block"]) == (case, noise, block))
+  return f"{sum(found) / len(found):.0f}"
 
 
 def turns(figures: Any, ratio: str, *arms: str, tcp: str = "cubic") -> list[str]:

@@ -149,10 +149,12 @@ FIGURES = (
            "documents.json", pacing.documents),
     Figure("… in the worlds of Table 1 at 64 nodes, without other jobs: gain", "",
            "balanced_table1.json", pacing.shared_in_table1),
-    Figure(
-        "Work shared by speed on real processes: recovered of what the best fixed counts save, if "
-        "5 % or more",
-        "at least 85 %", "balanced.json", pacing.shared_live),
+    *(Figure(f"Work shared by speed on real processes{which}: recovered of what the best fixed "
+             "counts save, net, if 5 % or more", "at least 85 %", f"{name}.json",
+             pacing.shared_live)
+      for which, name in ((", one start of sleeps", "shared_steps"), (", quotas", "shared_quota"),
+                          (", another rank", "shared_quota_other"),
+                          (", two of eight beside a busy neighbour", "shared_quota_eight"))),
     Figure("One `update` of a pacer at 1,024 ranks", "at most 10 µs", "update_cost.json",
            timing.update),
     Figure("Speed of the simulator", "5 to 30 s by case", "simulation_speed.json",

@@ -89,19 +89,12 @@ def shared_simulated(name: str, least: float) -> Callable[[Any], Found]:
 
 
 def shared_live(figures: Any) -> Found:
-  stages = [(name, stage) for name, job in figures["jobs"].items()
-            for stage in job.get("stages", ())
-            if stage.get("recovered_percent") and stage["recovered_percent"][0] is not None
-            # Less than 5 % to be had: a quotient of noise.
-            and stage["change_percent"][stage["best"]][0] < -5]
-  said = "; ".join(
-      f"{name}, {'/'.join(f'{slow:g}' for slow in stage['slow'])}: "
-      f"{stage['recovered_percent'][0]:.0f} %"
-      for name, stage in stages)
-  failed = [name for name, job in figures["jobs"].items() if "failed" in job]
-  return Found(said + (f"; not run: {', '.join(failed)}" if failed else ""),
-               bool(stages) and not failed
-               and all(stage["recovered_percent"][0] >= 85 for _, stage in stages))
+  # Less than 5 % to be had: a quotient of noise.
+  found = {slow: each["recovered"]["shared"] for slow, each in figures["judged"].items()
+           if "recovered" in each and each["percent"]["by_hand"][0] < -5}
+  said = "; ".join(f"{slow} times slower {value:.0f} % [{low:.0f}, {high:.0f}]"
+                   for slow, (value, low, high) in found.items())
+  return Found(said, all(value >= 85 for value, _, _ in found.values()))
 
 
 def documents(figures: Any) -> Found:

@@ -8,8 +8,8 @@ against the untouched job, in blocks that take turns.
 Four gloo processes of one device, or `--ranks`, run 32 micro-batches in a step of four layers under
 scan and `jax.checkpoint`. Arms: the untouched job (a scan of its own over even counts, loading of
 its own, nothing of jaxpace); the same again (A/A); the same loop by `jaxpace.accumulate`, even;
-that observed; shared by speed; shared by speed of batches that its own loader lays out
-(`fetch=True`); the best counts, by hand and not observed.
+that observed; shared by speed; that under the guard; shared by speed of batches that its own loader
+lays out (`fetch=True`); the best counts, by hand and not observed.
 
 `--work=sleep`: a micro-batch sleeps for 4 ms, on a slow rank longer, so ranks share no processor.
 `--work=quota`: it computes, and the processes have 8/5 of a processor together by quotas of their
@@ -138,7 +138,9 @@ class Job:
 
   def feed(self, name: str) -> Any:
     """Even counts to begin with."""
-    data = {"examples": EXAMPLES, "size": self.size} if name == "shared" else {}
+    data: dict[str, Any] = {} if name == "fetched" else {"examples": EXAMPLES, "size": self.size}
+    if name == "guarded":
+      data["balancer"] = jaxpace.guard(jaxpace.share_by_speed(TOTAL, self.room))
     return jaxpace.shares(self.mesh, total_micro_batches=TOTAL, **data)
 
 
@@ -207,6 +209,7 @@ def work(its: Any) -> None:
       "untouched": job.untouched, "again": job.untouched, "even": job.counted,
       "observed": lambda: jaxpace.observe(job.counted()), "by_hand": job.counted,
       "shared": lambda: jaxpace.observe(job.counted()),
+      "guarded": lambda: jaxpace.observe(job.counted()),
       "fetched": lambda: jaxpace.observe(job.counted(fetch=True))}
   parts, scenes = {name: makes[name]() for name in its.arms}, {}
   for slower in map(float, its.slower):
@@ -240,7 +243,7 @@ def judge(starts: list[dict[str, Any]]) -> dict[str, Any]:
       saved = base - each["by_hand"]
       entry["recovered"] = {
           name: [float(f"{100 * x:.4g}") for x in (found.value, found.low, found.high)]
-          for name in each if name in ("shared", "fetched")
+          for name in each if name not in NOT_SHARED
           for found in [paired.ratio_of_means(base - each[name], saved)]}
     judged[slower] = entry
   return judged
@@ -268,7 +271,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
            "intervals over rounds.", ""]
   names = {"again": "untouched again (A/A)", "even": "even, by `accumulate`",
            "observed": "that, observed", "shared": "shared by speed",
-           "fetched": "shared, its own loader", "by_hand": "best counts by hand"}
+           "guarded": "that, guarded", "fetched": "shared, its own loader",
+           "by_hand": "best counts by hand"}
   judged, starts = figures["judged"], figures["starts"]
   slower = f"{'last rank' if not slow else who} slower"
   ran = [name for name in names if name in next(iter(judged.values()))["percent"]]
@@ -276,7 +280,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
       [slower, "untouched, ms", *(names[name] for name in ran)],
       [[f"{by} times" if float(by) > 1 else "not", entry["untouched_ms"],
         *(_interval(entry["percent"][name]) for name in ran)] for by, entry in judged.items()])
-  some = [name for name in ran if name in ("shared", "fetched")]
+  some = [name for name in ran if name not in NOT_SHARED]
   page += ["Of what the best counts by hand save, %; the counts at the end, and the steps at which "
            "they changed, in the first start:", ""]
   page += measured.table(

@@ -98,8 +98,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   count is more than doubled or halved at once.
 
   A step in which an arrival is missing (or is no duration), or in which a rank that should work ran
-  nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
-  sees to with `jaxpace.share_work`.
+  nothing, is not looked at: the counts stay.
 
   >>> balancer = share_by_speed(total_micro_batches=32, capacity=16)
   >>> state, update = balancer.init(4), jax.jit(balancer.update)
@@ -123,7 +122,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
       among so many ranks.
 
   Returns:
-    A balancer, for `jaxpace.share_work`.
+    A balancer, for `jaxpace.shares`.
 
   Raises:
     ValueError: an argument is out of range; or, when it is initialised, the ranks together have no

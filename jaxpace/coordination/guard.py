@@ -1,17 +1,28 @@
-"""Lets a pacer act only while measurement on the running job shows that it pays."""
+"""Lets a pacer act, or a balancer, only while measurement on the running job shows that it pays."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import knobs, trial
+from jaxpace.coordination.apportion import even
 from jaxpace.core import fields
 from jaxpace.core.durations import valid
-from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState, pick
+from jaxpace.core.pacing import decide_counts
+from jaxpace.core.types import (
+    Balancer,
+    Decision,
+    Hold,
+    Moment,
+    Observation,
+    Pacer,
+    PacerState,
+    pick,
+)
 
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 _LAG = 1
@@ -21,6 +32,11 @@ lies in between."""
 _LEAN = 4
 """Pair lengths. With more, gains of 3 % in much noise cost little less while they aren't shown, and
 are shown later."""
+
+_SETTLES = 12
+"""Steps from the last one that a balancer has seen to the first that runs its answer: so many of a
+block of counts say nothing of it."""
+Guarded = TypeVar("Guarded", Pacer, Balancer)
 
 
 class Guard(NamedTuple):
@@ -33,9 +49,16 @@ class Guard(NamedTuple):
   shared: jax.Array  # [] bool, a `job_step_time` was seen
 
 
-def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25,
+class GuardedCounts(NamedTuple):
+  """State of `guard` around a balancer, the same on all ranks."""
+
+  inner: Any
+  trial: trial.Trial
+
+
+def guard(pacer: Guarded, block: int | None = None, key: int = 0, harm: float = 0.25,
           level: float = 0.05, settle: int = 1, patience: int = 512, retry: int = 10_000,
-          trust: bool = False) -> Pacer:
+          trust: bool = False) -> Guarded:
   """Wraps a pacer, measures on the running job whether its delays make steps shorter, and lets them
   through only then.
 
@@ -63,6 +86,11 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
   that bounds its own harm and needs another job to do the same (`take_turns`): where each job's
   guard is off for half of the steps, at its own times, each spoils what the other measures.
 
+  A *balancer* is judged alike, in blocks of even and of uneven counts. As its answer is in force 13
+  to 16 steps after what it has seen, the first 12 steps of its blocks aren't counted, and blocks
+  are 32 steps long. Nothing is judged, and every step is as without a guard, as long as it wants
+  even counts.
+
   The effect of something that lasts after it is switched off, such as a shifted phase
   (`interleave_jobs`), can't be judged by blocks.
 
@@ -79,31 +107,38 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
   0.0000 s, for the effect was +20%
 
   Args:
-    pacer: whose delays to let through or hold back.
-    block: steps of a block.
+    pacer: whose delays to let through or hold back; or a balancer.
+    block: steps of a block; by default 16, of a balancer 32.
     key: orders the blocks of each pair, 0 to 2**32 - 1; the same on all ranks.
     harm: a block is cut short once it has taken this many block lengths more than usual, 0.25 for a
       harm of 25 %.
     level: chance of ever deciding falsely, over the whole run.
-    settle: first steps of a block that aren't counted, being under the influence of the one before.
+    settle: first steps of a block that aren't counted, being under the influence of the one before;
+      of a balancer, beyond the 12.
     patience: pairs after which what has shown neither gain nor harm is switched off.
     retry: steps for which a pacer that doesn't pay is off before it is tried again; twice as long
       each time.
     trust: it is on between the pairs, unless they speak against it.
 
   Returns:
-    A pacer. Its columns, beside the pacer's own: `guard_on` 0 or 1; `guard_pair` the number of the
-    pair that the step counts in, NaN if in none; `effect`, `effect_low` and `effect_high`, NaN
-    until known, and `pairs`, of the last return to pairs. The interval is at the level left to that
-    one, wider than one at `level`.
+    A balancer for a balancer; else a pacer. Its columns, beside the pacer's own: `guard_on` 0 or 1;
+    `guard_pair` the number of the pair that the step counts in, NaN if in none; `effect`,
+    `effect_low` and `effect_high`, NaN until known, and `pairs`, of the last return to pairs. The
+    interval is at the level left to that one, wider than one at `level`. A recorder of the step has
+    a balancer's as `work_on`, `work_effect` and so on.
 
   Raises:
     ValueError: an argument is out of range.
   """
-  knobs.pacers(pacer)
   trust = fields.truth("trust", trust)
-  judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG, lean=_LEAN,
-                       trust=trust)
+  if isinstance(pacer, Balancer):
+    settle = knobs.steps("settle", settle, 0) + _SETTLES - 1
+    block = knobs.steps("block", 2 * trial.BLOCK if block is None else block, settle + 4)
+    return _guarded(pacer, trial.trials(block, key, harm, level, settle, patience, retry,
+                                        lean=_LEAN, trust=trust))
+  knobs.pacers(pacer)
+  judge = trial.trials(trial.BLOCK if block is None else block, key, harm, level, settle, patience,
+                       retry, lag=_LAG, lean=_LEAN, trust=trust)
 
   def init(ranks: int) -> Guard:
     no = jnp.zeros((), jnp.bool_)
@@ -150,3 +185,34 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
             state._replace(inner=pick(on, after, state.inner)))
 
   return Pacer(init, update, hold)
+
+
+def judged(state: Any) -> dict[str, jax.Array]:
+  """What measurement has shown of the counts of a guarded balancer, [] float32 each, by the name of
+  its column, and the `mode` of its trial; nothing of another balancer's state."""
+  if not isinstance(state, GuardedCounts):
+    return {}
+  effect, low, high = trial.effect(state.trial)
+  found = {"work_on": trial.is_on(state.trial), "work_effect": effect, "work_effect_low": low,
+           "work_effect_high": high, "work_pairs": state.trial.pairs, "mode": state.trial.mode}
+  return {name: value.astype(jnp.float32) for name, value in found.items()}
+
+
+def _guarded(balancer: Balancer, judge: trial.Trials) -> Balancer:
+  """A balancer whose counts are in force while measurement shows that they pay; else even ones."""
+
+  def init(ranks: int) -> GuardedCounts:
+    return GuardedCounts(balancer.init(ranks), judge.init())
+
+  def update(observation: Observation, state: GuardedCounts) -> tuple[jax.Array, GuardedCounts]:
+    ran = jnp.asarray(observation.counts)
+    equal = jnp.asarray(even(balancer.micro_batches, ran.shape[0]))
+    wanted, inner = decide_counts(balancer, observation, state.inner)
+    uneven = jnp.any(ran != equal)
+    # A step says something of the block under way if it ran what is in force there.
+    seconds = jnp.where(uneven == trial.is_on(state.trial), observation.job_step_time, _NAN)
+    judges = uneven | jnp.any(wanted != equal)
+    after = pick(judges, judge.update(seconds, state.trial.tag, uneven, state.trial), state.trial)
+    return jnp.where(trial.is_on(after), wanted, equal), GuardedCounts(inner, after)
+
+  return Balancer(init, update, balancer.micro_batches)

@@ -51,13 +51,6 @@ class Knobs(NamedTuple):
   max_delay: jax.Array  # [] float32 s; NaN: as the pacer was made
 
 
-class Switch(NamedTuple):
-  """Whether what acts may act. Who keeps one in its state, and obeys it, is switched by
-  `jaxpace.steerable`."""
-
-  on: jax.Array  # [] bool
-
-
 def init() -> Knobs:
   """Returns knobs that leave everything as the pacer was made."""
   return Knobs(jnp.full((), np.nan, jnp.float32), jnp.full((), np.nan, jnp.float32))
@@ -66,3 +59,9 @@ def init() -> Knobs:
 def chosen(knob: jax.Array, made: np.float32) -> jax.Array:
   """Returns the knob's value, or `made` where it is NaN: [] float32."""
   return jnp.where(jnp.isnan(knob), made, knob)
+
+
+def turned(state: Any, to: Knobs) -> Any:
+  """A pacer's or a balancer's state with all its knobs at `to`."""
+  return jax.tree.map(lambda node: to if isinstance(node, Knobs) else node, state,
+                      is_leaf=lambda node: isinstance(node, Knobs))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import knobs
-from jaxpace.coordination.knobs import Knobs, Switch
+from jaxpace.coordination.knobs import Knobs
 from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState, pick
 
@@ -90,9 +90,7 @@ def steerable(pacer: Pacer) -> Pacer:
     steering = state.steering
     step = observation.step + np.int32(1)  # the decision is for the next
     now = _allows(steering, step)
-    here = {Knobs: Knobs(steering.threshold, steering.max_delay), Switch: Switch(now)}
-    inner = jax.tree.map(lambda node: here.get(type(node), node), state.inner,
-                         is_leaf=lambda node: type(node) in here)
+    inner = knobs.turned(state.inner, Knobs(steering.threshold, steering.max_delay))
     decision, inner = pacer.update(observation, inner)
     mine = jnp.any(steering.ranks
                    & (np.arange(steering.ranks.shape[0], dtype=np.int32) == observation.rank))

@@ -186,9 +186,9 @@ class ObservedFunction(Recordable):
   """Numbers of the programs with timestamps of which each call dispatches one; what is compiled
   beside them, to cut arguments up say, is not among them."""
 
-  micro_batches: Mapping[int, int] | None = None
-  """Of each of this process's devices, by its place in `jax.devices()`, in the step that comes;
-  None where no work is shared by speed."""
+  decisions: Mapping[str, Mapping[int, float]] = {}
+  """What was decided for the step that comes, by the name of its column: of each of this process's
+  devices, by its place in `jax.devices()`. Empty where no work is shared by speed."""
 
   coming: collections.deque[Callable[[], None]]
   """What is to be done with the next calls, one each, just before it: where work is shared."""

@@ -158,7 +158,7 @@ def _in_words(interval: tuple[float, float]) -> str:
   return f"95 % interval {100 * interval[0]:+.1f} to {100 * interval[1]:+.1f} %"
 
 
-# What sharing work by speed did in a recorded run: by what `jaxpace.share_work` recorded.
+# What sharing work by speed did in a recorded run: by what its counts were.
 
 @dataclasses.dataclass(frozen=True)
 class WorkMoved:
@@ -180,7 +180,7 @@ class WorkMoved:
     said = (f"Work was shared by speed in {100 * self.uneven_share:.0f} % of the steps; at the end "
             f"counts are {now}.")
     if not self.guarded:
-      return said + " No guard judged it: share_work(..., guarded=True)."
+      return said + " No guard judged it: jaxpace.guard(balancer)."
     effect, interval = self.guard.effect, self.guard.interval
     if effect is None:
       return said + " Its guard has not compared any blocks."

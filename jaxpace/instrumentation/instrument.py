@@ -84,8 +84,8 @@ def instrument(
     pacer: what decides on delays; None records only.
     clock: "auto", or a name from `jaxpace.observation.clocks.CLOCKS`.
     share: whether the ranks' arrivals ride in the gradient all-reduce, so that each rank's pacer
-      sees all of them: True, False or None for not, "auto" by layout and backend, and wherever a
-      pacer is `jaxpace.share_work`. `plan.share_reason` says what was chosen.
+      sees all of them: True, False or None for not, "auto" by layout and backend.
+      `plan.share_reason` says what was chosen.
     slots: most collectives a step that get timestamps; more are counted in `plan.overflow`.
     max_delay: seconds; no delay is longer, whatever a pacer asks.
     phases: whether forward and backward pass (and phases of `jaxpace.phase`) are separate, for
@@ -299,7 +299,7 @@ class Instrumented(InstrumentedFunction):
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
     carrier, reason = piggyback.chosen(
-        self.share_wanted, written.carrier, clock, self.pacer, checks.packed_pacer(one), self.axis,
+        self.share_wanted, written.carrier, clock, self.pacer, self.axis,
         self._platform or jax.default_backend())
     holding = None
     if carrier and self.pacer is not None and self.holds and not isinstance(one.alike, tuple):

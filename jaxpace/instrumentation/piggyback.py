@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination.share_work import shares_work
-from jaxpace.core import pacing, packing
-from jaxpace.core.packing import Packed
+from jaxpace.core import pacing
 from jaxpace.core.types import Pacer
 from jaxpace.observation.clocks import Clock
 
@@ -60,8 +58,7 @@ def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
 
 
 def chosen(wanted: Share, carrier: Carrier | None, clock: Clock, pacer: Pacer | None,
-           packed: Packed | None, axis: tuple[str, ...], platform: str
-           ) -> tuple[Carrier | None, str]:
+           axis: tuple[str, ...], platform: str) -> tuple[Carrier | None, str]:
   """Chooses the all-reduce that carries, or none, and says why in a few words.
 
   Args:
@@ -69,31 +66,20 @@ def chosen(wanted: Share, carrier: Carrier | None, clock: Clock, pacer: Pacer | 
     carrier: the step's, that could.
     clock: what timestamps are taken with.
     pacer: the step's.
-    packed: its state.
     axis: the data axis.
     platform: of the devices.
-
-  Raises:
-    ValueError: the pacer shares out work by speed, and nothing can be shared.
   """
-  by_speed = packed is not None and shares_work(packing.unpack(packed))
   if not wanted:
-    if by_speed:
-      raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and "
-                       f"share={wanted} keeps that from it: leave share out.")
     return None, "not shared: share=None"
   why = refusal(carrier, axis)
-  if why and by_speed:
-    raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and that "
-                     f"can't be shared: {why}.")
   if why or carrier is None:
     return None, f"not shared: {why}"
   if wanted == "auto" and pacer is None and clock.in_stream:
     return None, ("not shared: no pacer would see it, and it would be some kernels more "
                   "(share=True shares)")
   processes = jax.process_count()
-  # All ranks must hold alike, and share out work alike.
-  needed = by_speed or (pacer is not None and pacer.hold is not None)
+  # All ranks must hold alike.
+  needed = pacer is not None and pacer.hold is not None
   if wanted == "auto" and not needed and platform == "cpu" and processes > 2:
     # gloo sends every operand in turn: one more operand is one more round of messages.
     return None, (f"not shared: gloo would send {processes} processes one more message a step "

@@ -20,7 +20,7 @@ import itertools
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,8 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxpace.coordination import knobs, trial
 from jaxpace.coordination.apportion import even
-from jaxpace.coordination.knobs import Knobs
+from jaxpace.coordination.guard import judged
 from jaxpace.core import own_context
 from jaxpace.core.observed import ObservedFunction
 from jaxpace.core.pacing import decide_counts
@@ -55,6 +56,8 @@ _PATIENT = 4
 _SAYS_SO = 10
 """Seconds for which counts that are asked for too early wait, until a warning says so."""
 _NAN = np.float32(np.nan)
+Decisions = Mapping[str, Mapping[int, float]]
+"""As `ObservedFunction.decisions`."""
 
 
 class SharedCounts:
@@ -107,7 +110,7 @@ class SharedCounts:
     # Steps that counts were asked for, and those of them that were called; the number and the
     # counts of those that were not. Held where they change, and notified with each call.
     self._asked_for = self._called = 0
-    self._ahead: collections.deque[tuple[int, np.ndarray]] = collections.deque()
+    self._ahead: collections.deque[tuple[int, np.ndarray, Decisions]] = collections.deque()
     self._calls = threading.Condition()
     # The thread that the step is called in; 0 where it isn't the one that asks for counts.
     self._thread = threading.main_thread().ident or 0
@@ -121,8 +124,10 @@ class SharedCounts:
     # The call with which the next exchange is due, and how many have changed nothing.
     self._due, self._unchanged = 0, 0
     self._rarest = _RAREST
-    # The counts that the step's `micro_batches` say.
-    self._shown: np.ndarray | None = None
+    # What the guard has found, by the name of its column; and what is recorded of counts.
+    self._judged: dict[str, float] = {}
+    self._mode: float | None = None
+    self._described: tuple[np.ndarray, Decisions] | None = None
 
   def _fresh(self, step: int) -> tuple[ShareState, Any]:
     with _beside():
@@ -136,8 +141,8 @@ class SharedCounts:
     """What a checkpoint holds: of the first step that was not called yet."""
     with self._calls:
       ahead = list(self._ahead)
-      ran = self._ran - np.sum([counts for _, counts in ahead], axis=0, dtype=np.int64)
-      number, counts = ahead[0] if ahead else (self._number, self._counts)
+      ran = self._ran - np.sum([counts for _, counts, _ in ahead], axis=0, dtype=np.int64)
+      number, counts = ahead[0][:2] if ahead else (self._number, self._counts)
     return ShareState(np.asarray(number), counts, ran,
                       tuple(map(own_context.fetch, jax.tree.leaves(self._inner))))
 
@@ -172,10 +177,11 @@ class SharedCounts:
       self._steered.popleft()
     steered = self._steered[0][1]
     counts = self._counts if steered.allows(number) else self._even
+    decisions = self._decisions(counts)
     with self._calls:
       self._ran += counts
       self._number, self._asked_for = number + 1, place + 1
-      self._ahead.append((number, counts))
+      self._ahead.append((number, counts, decisions))
     asks = threading.get_ident()
     step.coming.append(functools.partial(self._called_with, step, asks, steered.threshold))
     return number, counts
@@ -201,11 +207,10 @@ class SharedCounts:
 
   def _called_with(self, step: ObservedFunction, asked_in: int, threshold: float | None) -> None:
     """What comes with a call of the step, just before it: the exchange, if it is due."""
-    number, counts = self._ahead.popleft()
+    number, counts, step.decisions = self._ahead.popleft()
     if self._busy is None or not self._busy.reads(step):
       self._busy = BusyTimes(step, self._gathered.own)
       self._recent.clear()
-      self._shown = None
     place, here = self._called, threading.get_ident()
     self._thread = here if here == asked_in else 0
     if place == 0:
@@ -220,13 +225,18 @@ class SharedCounts:
         self._guarded(self._busy.keep_up)
     if self._exchanges:
       self._recent[number] = step.calls, counts
-    if counts is not self._shown:
-      # For whoever records the step.
-      self._shown = counts
-      step.micro_batches = {device: int(counts[rank]) for device, rank in self._places.items()}
     with self._calls:
       self._called = place + 1
       self._calls.notify_all()
+
+  def _decisions(self, counts: np.ndarray) -> Decisions:
+    """What whoever records the step writes of its counts."""
+    if self._described is None or self._described[0] is not counts:
+      alike = {"work_uneven": float(np.any(counts != self._even)), **self._judged}
+      self._described = counts, {
+          "micro_batches": {place: int(counts[rank]) for place, rank in self._places.items()},
+          **{name: dict.fromkeys(self._places, value) for name, value in alike.items()}}
+    return self._described[1]
 
   def _take(self) -> None:
     """Takes the counts that were decided, if they can be."""
@@ -238,6 +248,7 @@ class SharedCounts:
     before = self._counts
     try:
       counts, after = own_context.fetch(decided[0]), jax.block_until_ready(decided[1])
+      self._note({name: float(own_context.fetch(value)) for name, value in decided[2].items()})
     except Exception as error:
       self._failed(error)
       self._counts = self._even
@@ -254,6 +265,19 @@ class SharedCounts:
       self._due, self._unchanged = 0, 0
     else:
       self._unchanged += 1
+
+  def _note(self, found: dict[str, float]) -> None:
+    """Takes note of what a guard has found, and says what it has decided."""
+    mode, before = found.pop("mode", None), self._mode
+    self._judged, self._described, self._mode = found, None, mode
+    if mode == before or mode is None or before is None or mode == trial.PAIRS:
+      return
+    kept = mode == trial.KEPT
+    _LOG.log(logging.INFO if kept else logging.WARNING,
+             "Work shared by speed %s from step %d on. Effect on the mean step: %+.1f %% "
+             "[%+.1f, %+.1f], of %d pairs of blocks.", "stays" if kept else "is off", self._number,
+             *(100 * found[name] for name in ("work_effect", "work_effect_low",
+                                              "work_effect_high")), found["work_pairs"])
 
   def _ask(self, threshold: float | None) -> None:
     """Asks the balancer on what was gathered. Its answer takes its place behind the steps that were
@@ -344,12 +368,12 @@ class SharedCounts:
                 and counts.sum() == self._balancer.micro_batches)
 
   def _updates(self, steps: jax.Array, busy: jax.Array, took: jax.Array, ran: jax.Array,
-               counts: jax.Array, state: Any, threshold: jax.Array) -> tuple[jax.Array, Any]:
-    """The balancer's `update` on each of some steps: [MOST], [MOST, R], [MOST], [MOST, R], [R]."""
+               counts: jax.Array, state: Any, threshold: jax.Array
+               ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
+    """The balancer's `update` on each of some steps: [MOST], [MOST, R], [MOST], [MOST, R], [R]; and
+    what a guard has found by then."""
     unknown, none = jnp.float32(_NAN), jnp.full((1,), _NAN)
-    steered = Knobs(threshold, unknown)
-    state = jax.tree.map(lambda node: steered if isinstance(node, Knobs) else node, state,
-                         is_leaf=lambda node: isinstance(node, Knobs))
+    state = knobs.turned(state, knobs.Knobs(threshold, unknown))
 
     def one(carried: Any, seen: Any) -> tuple[Any, None]:
       step, times, took, ran = seen
@@ -363,7 +387,8 @@ class SharedCounts:
 
       return jax.lax.cond(step >= 0, updated, lambda *as_it_is: as_it_is, *carried), None
 
-    return jax.lax.scan(one, (counts, state), (steps, busy, took, ran))[0]
+    counts, state = jax.lax.scan(one, (counts, state), (steps, busy, took, ran))[0]
+    return counts, state, judged(state)
 
 
 def _rarest(took: np.ndarray, before: int) -> int:

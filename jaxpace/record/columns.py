@@ -105,8 +105,8 @@ class StepCalls(NamedTuple):
   ranges: tuple[Range, ...]
   sample: Sample
   extra: dict[str, float]
-  micro_batches: Mapping[int, int] | None = None
-  """Of each rank of this process, where work is shared by speed."""
+  decisions: Mapping[str, Mapping[int, float]] = {}
+  """What was decided for it beside it, of each rank of this process, by the name of its column."""
 
 
 class DeviceSteps(NamedTuple):

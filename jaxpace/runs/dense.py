@@ -39,9 +39,9 @@ _MOST_PHASES = 64
 """A user's phases that are read; a ring of timestamps has room for fewer."""
 GUARD = ("guard_on", "guard_pair", "effect", "effect_low", "effect_high", "pairs")
 """Columns of `jaxpace.guard`, without the prefix `decision_`."""
-WORK = ("work_uneven", "work_gain", "work_on", "work_effect", "work_effect_low", "work_effect_high",
+WORK = ("work_uneven", "work_on", "work_effect", "work_effect_low", "work_effect_high",
         "work_pairs")
-"""Those of `jaxpace.share_work`, which are the same on all ranks."""
+"""Those of work shared by speed, which are the same on all ranks."""
 
 
 Table = TableFiles | Rows

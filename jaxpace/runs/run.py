@@ -168,8 +168,8 @@ class Run:
   locality: tuple[Locality, ...] = ()
   """Where each process ran, as far as it was written down and can be read."""
   guard: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  """[K] float32 by column of `jaxpace.guard` ("guard_on", ...) and of `jaxpace.share_work`
-  ("work_uneven", ...), of the lowest rank recorded; empty if neither ran."""
+  """[K] float32 by column of `jaxpace.guard` ("guard_on", ...) and of work shared by
+  speed ("work_uneven", ...), of the lowest rank recorded; empty if neither ran."""
   host_causes: HostCauses = dataclasses.field(default_factory=HostCauses)
   """What each process did in each step, besides training."""
   host_samples: HostSamples | None = None

@@ -15,9 +15,6 @@ rank is there:
 Couplings between ranks are named and off by default: `polling` (below), aligned pauses
 (`jaxpace.simulation.noise`). With both off nothing a rank does makes another one faster, and no
 pacer can gain.
-
-Where the pacer is, or holds, `share_work`, forward and backward of rank r are as given for an even
-share of the micro-batches, and go with the number that it runs.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import share_work
 from jaxpace.core import pacing
 from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Observation, Pacer
@@ -203,7 +199,7 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
     factor, traffic = _ONE, state.traffic
     if job.traffic is not None:
       factor, traffic = job.traffic.sample(jax.random.fold_in(own[1], state.step), state.traffic)
-    slower = jnp.maximum(_ONE + share, _LEAST) * _shared(state.pacer)
+    slower = jnp.maximum(_ONE + share, _LEAST)
     forward, backward = _f32(job.forward) * slower, _f32(job.backward) * slower
     gap, delay = _f32(job.gap) + pauses, bounded(state.asked, most)
     begin = _f32(job.update) + gap + forward + delay
@@ -250,15 +246,6 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
     return after, out
 
   return Mechanics(init, draw, finish)
-
-
-def _shared(pacer: Any) -> jax.Array:
-  """Micro-batches of each rank in the step to come, over an even share: [R], or 1 where none are
-  shared out."""
-  if not share_work.shares_work(pacer):
-    return jnp.ones((), jnp.float32)
-  counts = share_work.found(pacer).counts[0].astype(jnp.float32)
-  return counts / jnp.mean(counts)
 
 
 def _polled(entered: jax.Array, per_node: int) -> jax.Array:

@@ -3,8 +3,8 @@ over given speeds.
 
     A[r,k] = rest[r,k] + n[r,k] s[r,k]        t[k] = max over ranks of A[r,k] + C[k]
 
-n is what the balancer answered after step k - 2; s is a rank's time for a micro-batch, rest what it
-does besides.
+n changes every fourth step only, to what the balancer answered 13 steps before, as live
+(`jaxpace.live.speeds`); s is a rank's time for a micro-batch, rest what it does besides.
 
 `replay_balancer` does so over the ranks' recorded speeds.
 """
@@ -19,12 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination.apportion import even
-from jaxpace.coordination.share_work import share_work
-from jaxpace.core.types import Balancer, Observation, Pacer
+from jaxpace.core.pacing import decide_counts
+from jaxpace.core.types import Balancer, Observation
 from jaxpace.runs.run import Run, RunError
 from jaxpace.simulation.observed import observe, timestamped_alone
 
 _NAN = np.float32(np.nan)
+_EVERY, _LAG = 4, 13
+"""Steps from one change of the counts to the next, and from the last step that the balancer has
+seen to the first that runs its answer."""
 
 
 class Played(NamedTuple):
@@ -33,8 +36,7 @@ class Played(NamedTuple):
   counts: np.ndarray  # [K, R] int32, micro-batches run
   seconds: np.ndarray  # [K] float64 s, duration of each step; NaN where a speed is not known
   even: np.ndarray  # [K] float64 s, with even counts
-  # [K] float32, what the pacer recorded on rank 0, for the step after
-  columns: dict[str, np.ndarray]
+  state: Any  # the balancer's, after the last step
 
   @property
   def speedup(self) -> float:
@@ -49,60 +51,60 @@ class Played(NamedTuple):
     return int((self.counts[1:] != self.counts[:-1]).any(axis=1).sum())
 
 
-def play(balancer: Balancer | Pacer, seconds: np.ndarray, rest: np.ndarray | float = 0.0,
-         transfer: np.ndarray | float = 0.0, micro_batches: int | None = None) -> Played:
+def play(balancer: Balancer, seconds: np.ndarray, rest: np.ndarray | float = 0.0,
+         transfer: np.ndarray | float = 0.0) -> Played:
   """Plays a job whose counts a balancer says.
 
   Args:
-    balancer: what decides; or `share_work` of it, guarded perhaps, and then `micro_batches` too.
+    balancer: what decides.
     seconds: [K, R] s, time for one micro-batch of each rank in each step; NaN where not known.
     rest: [K, R] s or one for all, what a rank does in a step besides.
     transfer: [K] s or one for all, the collective.
-    micro_batches: of the global batch, where `balancer` is a pacer.
 
   Returns:
     What happened, step by step.
   """
-  pacer = _shared(balancer) if isinstance(balancer, Balancer) else balancer
-  total = balancer.micro_batches if isinstance(balancer, Balancer) else micro_batches
-  if total is None:
-    raise ValueError("play takes the number of micro_batches of the global batch beside a pacer.")
   steps, ranks = seconds.shape
-  equal = even(total, ranks)
+  equal = even(balancer.micro_batches, ranks)
   work = np.asarray(seconds, np.float32)
   others = np.broadcast_to(np.asarray(rest, np.float32), work.shape)
   message = np.broadcast_to(np.asarray(transfer, np.float32), (steps,))
-
   rows = (np.arange(steps, dtype=np.int32), work, others, message)
-  _, (counts, took, columns) = _compiled(pacer)(pacer.init(ranks), rows)
+  state, (counts, took) = _compiled(balancer)(
+      balancer.init(ranks), np.tile(np.asarray(equal, np.int32), (_LAG, 1)), rows)
   with np.errstate(invalid="ignore"):
     alike = (others.astype(np.float64) + work.astype(np.float64) * equal).max(axis=1) + message
   return Played(np.asarray(counts), np.asarray(took, np.float64), alike,
-                {name: np.asarray(values) for name, values in columns.items()})
+                jax.tree.map(np.asarray, state))
 
 
 @functools.lru_cache(maxsize=8)
-def _shared(balancer: Balancer) -> Pacer:
-  return share_work(balancer)
-
-
-@functools.lru_cache(maxsize=8)
-def _compiled(pacer: Pacer) -> Any:
+def _compiled(balancer: Balancer) -> Any:
   """A program that plays all steps; the same for all runs of as many."""
   def step(carry: Any, row: Any) -> Any:
-    state, before = carry
+    # Answers after each of the last steps, [_LAG, R], oldest first; and the counts in force.
+    state, answers, counts = carry
     number, each, besides, sent = row
-    ran = state.counts[0]
+    ran = jnp.where(number % np.int32(_EVERY) == 0, answers[0], counts)
     arrivals = besides + each * ran.astype(jnp.float32)
     took = jnp.max(arrivals) + sent
+    # As live: steps that ran older counts say nothing of these.
+    known = jnp.where(jnp.all(ran == answers[-1]), arrivals, _NAN)
     seen = Observation(
-        step=number, rank=jnp.int32(0), arrivals=arrivals, delays=jnp.zeros_like(arrivals),
-        waits=(took - arrivals[0])[None], step_time=took, job_step_time=before,
-        job_transfers=jnp.full((1,), _NAN))
-    decision, after = pacer.update(seen, state)
-    return (after, took), (ran, took, decision.info)
+        step=number, rank=jnp.int32(0), arrivals=known, delays=jnp.zeros_like(arrivals),
+        waits=(took - arrivals[0])[None], step_time=took, job_step_time=took,
+        job_transfers=jnp.full((1,), _NAN), counts=ran)
+    wanted, after = decide_counts(balancer, seen, state)
+    # Counts that can't be are left out.
+    possible = jnp.all(wanted >= 0) & (jnp.sum(wanted) == np.int32(balancer.micro_batches))
+    answers = jnp.concatenate([answers[1:], jnp.where(possible, wanted, answers[-1])[None]])
+    return (after, answers, ran), (ran, took)
 
-  return jax.jit(lambda state, rows: jax.lax.scan(step, (state, jnp.float32(_NAN)), rows))
+  def run(state: Any, answers: jax.Array, rows: Any) -> Any:
+    (after, _, _), out = jax.lax.scan(step, (state, answers, answers[0]), rows)
+    return after, out
+
+  return jax.jit(run)
 
 
 CANNOT_KNOW = (

@@ -34,8 +34,6 @@ PACERS = {
     "guard": jaxpace.guard(EAGER, block=2, settle=0, retry=2),
     "take_turns": TURNS,
     "steerable": jaxpace.steerable(EAGER),
-    "share_work": jaxpace.steerable(jaxpace.chain(EAGER, jaxpace.share_work(
-        jaxpace.share_by_speed(32, 16, window=8), guarded=True, block=2, settle=0))),
 }
 """Those that bound their delays, at least one for every public factory. Bound by `MOST`."""
 ALIKE = ("interleave_jobs floor seen", "limit", "only_ranks", "steerable", "chain")

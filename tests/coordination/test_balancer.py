@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jaxpace
+from jaxpace.coordination import trial
 from jaxpace.coordination.apportion import even
 from jaxpace.coordination.balancer import _sorted
-from jaxpace.coordination.share_work import found
 from jaxpace.core.types import Observation
 from jaxpace.simulation.shared_work import play
 from tests.coordination.jobs import best
@@ -73,7 +73,7 @@ def test_what_else_is_in_a_step_is_learnt():
   it in."""
   speeds = np.array([1, 1, 2.5, 1])
   work = speeds * noise(STEPS, 4, 0.02, seed=5) * MILLI
-  played = play(balancer(), work, rest=8 * work, micro_batches=32)
+  played = play(balancer(), work, rest=8 * work)
   wanted = min(max((n + 8) * s for n, s in zip(counts, speeds, strict=True))
                for counts in ([10, 9, 9 - k, 4 + k] for k in range(3))
                for counts in [sorted(counts)]
@@ -148,8 +148,8 @@ def test_settings():
     jaxpace.share_by_speed(32, 16, least=9).init(4)
   with pytest.raises(ValueError, match="must be 8, 16 or 32 steps"):
     jaxpace.share_by_speed(32, 16, window=20)
-  with pytest.raises(ValueError, match="is not a Balancer"):
-    jaxpace.share_work(jaxpace.share_by_speed)
+  with pytest.raises(ValueError, match="is not a Pacer. .* forget to call the factory"):
+    jaxpace.guard(jaxpace.share_by_speed)
 
 
 @pytest.mark.parametrize("size", [8, 32])
@@ -158,47 +158,68 @@ def test_the_sorting_network(size):
   np.testing.assert_array_equal(_sorted(jnp.asarray(values), size), np.sort(values, axis=0))
 
 
-# As a pacer.
+# Answers that no balancer gives.
+
+@pytest.mark.parametrize(("answer", "said"), [
+    (lambda counts, state: (counts[:2], state), r"counts of all ranks, \[4\] int32; it .* \[2\]"),
+    (lambda counts, state: (jnp.int32(3), state), r"counts of all ranks, \[4\] int32; it .* \[\]"),
+    (lambda counts, state: None, "must return .counts, state.; it returned a NoneType"),
+    (lambda counts, state: counts, "must return .counts, state.; it returned a ")])
+def test_answers_that_no_balancer_gives_are_refused_in_words(answer, said):
+  it = jaxpace.Balancer(lambda ranks: jnp.int32(0),
+                        lambda seen, state: answer(seen.counts, state), 32)
+  for wrapped in (it, jaxpace.guard(it)):
+    with pytest.raises(ValueError, match=said):
+      play(wrapped, np.ones((4, 4)))
+
+
+@pytest.mark.parametrize("counts", [[19, 19, -3, -3], [1, 2, 3, 4], [np.nan] * 4, [29.0, 1, 1, 1]])
+def test_counts_that_cannot_be_are_left_out(counts):
+  it = jaxpace.Balancer(lambda ranks: (), lambda seen, state: (jnp.asarray(counts), state), 32)
+  possible = sum(counts) == 32 and min(counts) >= 0
+  assert play(it, np.ones((40, 4))).counts[-1].tolist() == (counts if possible else [8] * 4)
+
+
+# Guarded.
 
 def test_guarded_where_it_pays():
   speeds = np.array([1, 1, 2, 1])
-  pacer = jaxpace.share_work(balancer(), guarded=True)
-  played = play(pacer, speeds * noise(2500, 4, 0.03) * MILLI, micro_batches=32)
-  effect = played.columns["work_effect"][-1]
-  assert played.columns["work_on"][-1] == 1 and abs(effect - (10 / 16 - 1)) < 0.03
-  assert played.columns["work_effect_high"][-1] < 0
+  work = speeds * noise(2500, 4, 0.03) * MILLI
+  played, unguarded = play(jaxpace.guard(balancer()), work), play(balancer(), work)
+  effect, low, high = map(float, trial.effect(played.state.trial))
+  assert trial.is_on(played.state.trial) and abs(effect - (10 / 16 - 1)) < 0.03
+  assert low < effect < high < 0
+  lost = (played.seconds.sum() - unguarded.seconds.sum()) / played.even.mean()
+  assert 0 < lost < 200, "steps that finding out has cost"
 
 
 def test_guarded_where_it_does_not_pay():
   """Shares that are wrong: the guard switches them off, and they stay even."""
   wrong = jnp.array([16, 6, 5, 5], jnp.int32)
   contrary = jaxpace.Balancer(lambda ranks: (), lambda seen, state: (wrong, state), 32)
-  played = play(jaxpace.share_work(contrary, guarded=True), noise(1500, 4, 0.03) * MILLI,
-                micro_batches=32)
-  assert (played.counts[-300:] == even(32, 4)).all() and played.columns["work_effect_low"][-1] > 0
+  played = play(jaxpace.guard(contrary), noise(1500, 4, 0.03) * MILLI)
+  assert (played.counts[-300:] == even(32, 4)).all()
+  assert float(trial.effect(played.state.trial)[1]) > 0
   assert played.seconds.mean() < 1.25 * played.even.mean()
 
 
+def test_guarded_where_there_is_nothing_to_judge():
+  work = noise(STEPS, 4, 0.15) * MILLI
+  played, unguarded = play(jaxpace.guard(balancer()), work), play(balancer(), work)
+  np.testing.assert_array_equal(played.counts, unguarded.counts)
+  assert int(played.state.trial.pair) == -1, "not one block"
+
+
 @pytest.mark.long
-def test_steered_off_and_on():
-  pacer = jaxpace.steerable(jaxpace.share_work(balancer()))
-  update, state = jax.jit(pacer.update), pacer.init(4)
-  counts = []
-  for step in range(120):
-    ran = found(state).counts[0]
-    busy = jnp.array([1e-3, 1e-3, 1e-3, 2e-3]) * ran.astype(jnp.float32)
-    seen = Observation(jnp.int32(step), jnp.int32(2), busy, jnp.zeros(4), *[jnp.zeros(1)] * 4)
-    if step in (60, 90):
-      state = state._replace(steering=state.steering._replace(enabled=jnp.bool_(step == 90)))
-    _, state = update(seen, state)
-    counts.append(np.asarray(ran).tolist())
-  equal = even(32, 4).tolist()
-  assert counts[59] != equal and counts[63:90] == [equal] * 27 and counts[-1] == counts[59]
-
-
-def test_a_state_without_shared_work():
-  with pytest.raises(ValueError, match="The step shares out no work: none"):
-    found(jaxpace.pace_early_ranks().init(2))
+def test_false_alarms_of_the_guard():
+  """Uneven counts that change nothing: at most 5 % of runs find an effect, either way."""
+  idle = jaxpace.Balancer(lambda ranks: (), lambda seen, state: (
+      jnp.array([9, 8, 8, 7], jnp.int32), state), 32)
+  found = [play(jaxpace.guard(idle, key=seed), noise(STEPS, 4, 0.05, seed=seed) * 1e-6,
+                rest=noise(STEPS, 4, 0.05, seed=seed + 100) * MILLI).state.trial
+           for seed in range(40)]
+  excluded = [float(one.low) > 0 or float(one.high) < 0 for one in found]
+  assert all(int(one.pairs) > 5 for one in found) and sum(excluded) <= 4
 
 
 # Micro-batches by measured speed where steps hang together: on processors that a quota rations, a

@@ -4,22 +4,18 @@ and wrongly."""
 import queue
 import threading
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxpace
 from jaxpace.live import speeds
 from jaxpace.live.control_file import ControlRequest
-from tests.instrumentation.test_shares import (
+from tests.live.test_shares import (
     CAPACITY,
     EXAMPLES,
-    LOAD,
     RANKS,
     SIZE,
     TOTAL,
-    compiled,
 )
 from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job, others_differ
 
@@ -176,14 +172,3 @@ def test_a_feed_that_has_begun_is_not_restored():
     job.feed.restore(None)
 
 
-def test_a_pace_state_that_does_not_go_on_is_refused():
-  mesh, _, run, pace = compiled()
-  feed, w = jaxpace.shares(**LOAD | {"mesh": mesh}), jnp.float32(0)
-  for _ in range(2):
-    share = feed.next(pace)
-    pace, (w, _) = run(pace, w, share.batch(SOURCE), share.counts)
-  feed.next(pace)
-  feed.next(pace)
-  with pytest.raises(ValueError, match="feed.next was given the pace state of step 2, and step 3"):
-    feed.next(pace)
-  jax.block_until_ready(w)

@@ -25,7 +25,7 @@ from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import RunError
 from jaxpace.simulation.shared_work import replay_balancer
 from tests.instrumentation.running import mesh_of
-from tests.instrumentation.test_shares import CAPACITY, EXAMPLES, RANKS, SIZE, TOTAL, loss_fn
+from tests.live.test_shares import CAPACITY, EXAMPLES, RANKS, SIZE, TOTAL, loss_fn
 from tests.patience import awaited
 from tests.record.ring.programs import collective
 
@@ -385,7 +385,7 @@ def test_a_recording_has_the_counts_of_each_step(tmp_path):
 
 def test_a_step_that_is_not_observed_is_refused():
   job = Job()
-  with pytest.raises(ValueError, match="is not observed: give it step = jaxpace.observe"):
+  with pytest.raises(ValueError, match="takes the observed step, whose ranks it sees at work"):
     job.feed.next(job.step.jitted)
   with pytest.raises(ValueError, match="must be a Balancer of total_micro_batches=8"):
     job.fed(balancer=jaxpace.share_by_speed(16, capacity=8))

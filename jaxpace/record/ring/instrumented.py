@@ -168,8 +168,8 @@ class InstrumentedStep(PlannedPrograms):
   gives them. Its collectives that have a slot there keep it; each iteration of the others has one
   behind those."""
 
-  micro_batches: Mapping[int, int] | None = None
-  """None: the pacer's columns have them."""
+  decisions: Mapping[str, Mapping[int, float]] = {}
+  """None beside the step."""
 
   def __init__(self, paced: InstrumentedFunction):
     """Prepares."""

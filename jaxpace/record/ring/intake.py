@@ -132,7 +132,7 @@ class StepTables(abc.ABC):
                            [step.extra for step in steps])
     for rank, own in devices.items():
       tables = rows(own, columns.whose(numbers, rank, self._process, attempts), before[rank],
-                    host | _shared(steps, rank), chosen, self.plan)
+                    host | _decided(steps, rank), chosen, self.plan)
       for table, made in tables.items():
         # What was heard is the same on all ranks.
         if columns.length(made) and (table != "listening" or (
@@ -214,7 +214,7 @@ class Intake(StepTables):
     self._finder, self._next = finder, first_step
     self._described = 0
     self.recorded: collections.deque[
-        tuple[Sample, dict[str, float], Mapping[int, int] | None]] = collections.deque()
+        tuple[Sample, dict[str, float], Mapping[str, Mapping[int, float]]]] = collections.deque()
     """What the loop has recorded of each step; filled by it, emptied here."""
     self._recorded, self._follows = 0, True
     self._pending: list[StepCalls] = []
@@ -244,7 +244,7 @@ class Intake(StepTables):
   def record(self, sample: Sample, extra: dict[str, float]) -> None:
     """Takes what the loop says of its next step."""
     if len(self.recorded) < _MOST_RECORDED:
-      self.recorded.append((sample, extra, self._source.micro_batches))
+      self.recorded.append((sample, extra, self._source.decisions))
     else:
       self._follows = False
 
@@ -310,11 +310,11 @@ class Intake(StepTables):
       count = min(count, len(self.recorded))
     for place in range(count):
       with contextlib.suppress(IndexError):
-        sample, extra, shared = self.recorded.popleft()
+        sample, extra, decisions = self.recorded.popleft()
         self._recorded += 1
         if self._follows:
           self._pending[place] = self._pending[place]._replace(
-              sample=sample, extra=extra, micro_batches=shared)
+              sample=sample, extra=extra, decisions=decisions)
     taken, self._pending = self._pending[:count], self._pending[count:]
     return taken
 
@@ -348,12 +348,14 @@ class Intake(StepTables):
                     for paced, end in over.items()}
 
 
-def _shared(steps: Sequence[StepCalls], rank: int) -> Columns:
-  """A rank's micro-batches in each step, where work is shared by speed."""
-  if not any(step.micro_batches for step in steps):
-    return {}
-  ran = np.array([(step.micro_batches or {}).get(rank, np.nan) for step in steps], np.float32)
-  return {"decision_micro_batches": columns.null(ran, np.isnan(ran))}
+def _decided(steps: Sequence[StepCalls], rank: int) -> Columns:
+  """What was decided for a rank in each step."""
+  found = {}
+  for name in dict.fromkeys(name for step in steps for name in step.decisions):
+    values = np.array([step.decisions.get(name, {}).get(rank, np.nan) for step in steps],
+                      np.float32)
+    found[f"decision_{name}"] = columns.null(values, np.isnan(values))
+  return found
 
 
 def _seconds(devices: Mapping[int, DeviceSteps], before: Mapping[int, np.ndarray]) -> np.ndarray:

@@ -66,9 +66,10 @@ class PlannedPrograms:
     return frozenset[int]().union(*(one.runs for one in self._observed))
 
   @property
-  def micro_batches(self) -> Mapping[int, int] | None:
-    """Of each rank of this process in the step that was called last. In the loop's thread."""
-    return next((one.micro_batches for one in self._observed if one.micro_batches), None)
+  def decisions(self) -> Mapping[str, Mapping[int, float]]:
+    """What was decided for the step that was called last, of each rank of this process, by the name
+    of its column. In the loop's thread."""
+    return next((one.decisions for one in self._observed if one.decisions), {})
 
   @property
   def paced(self) -> dict[int, int]:
@@ -192,8 +193,8 @@ class PlannedPrograms:
   def plan_of(self, steps: Iterable[StepCalls], detail: Detail) -> StepPlan:
     """The plan with all slots that steps need; the same object as long as nothing is new."""
     for step in steps:
-      if step.micro_batches and not self._decisions:
-        self._decisions, self._plan = ("micro_batches",), None
+      if new := step.decisions.keys() - self._decisions:
+        self._decisions, self._plan = (*self._decisions, *sorted(new)), None
       for one, before in zip(step.ranges, calls_before(step.ranges, self), strict=True):
         program = self.by_number.get(one.program)
         if program is not None and not program.program.bare:

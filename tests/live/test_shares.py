@@ -1,5 +1,4 @@
-"""What a process loads follows the counts in the pace state, and the training sees each example
-once."""
+"""What a process loads for a step, by its counts."""
 
 import collections
 import dataclasses
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxpace
-from tests.instrumentation.running import P, instrumented, mesh_of
+from tests.instrumentation.running import mesh_of
 
 RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
 LOAD = {"mesh": None, "examples": EXAMPLES, "size": SIZE, "total_micro_batches": TOTAL,
@@ -21,49 +20,6 @@ def loss_fn(w, micro_batch):
   # Which examples have been trained on, by their numbers.
   seen = jnp.zeros((EXAMPLES,), jnp.int32).at[micro_batch["number"]].add(1)
   return jnp.sum(micro_batch["x"] * w), jnp.float32(SIZE), seen
-
-
-def step(w, batch, counts):
-  (loss, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True)
-  return w - grads, seen
-
-
-def turning():
-  """Other counts in every step."""
-  every = jnp.array([[2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]], jnp.int32)
-  return jaxpace.Balancer(lambda ranks: jnp.int32(0),
-                          lambda seen, turn: (every[turn % 4], turn + 1), TOTAL)
-
-
-def compiled():
-  mesh = mesh_of(data=RANKS)
-  return mesh, *instrumented(step, mesh, P(), P("data"), P(), check_vma=True, donate=(0,),
-                             pacer=jaxpace.share_work(turning()), share=True)
-
-
-def test_each_example_once_an_epoch_across_changes_and_a_restart():
-  mesh, paced, run, pace = compiled()
-  source = {"x": np.arange(EXAMPLES, dtype=np.float32),
-            "number": np.arange(EXAMPLES, dtype=np.int32)}
-  w, total, ran = jnp.float32(0), np.zeros(EXAMPLES, int), []
-
-  def some_steps(pace, w, number):
-    feed = jaxpace.shares(**LOAD | {"mesh": mesh})
-    for _ in range(number):
-      share = feed.next(pace)
-      pace, (w, seen) = run(pace, w, share.batch(source), share.counts)
-      ran.append(share.counts.tolist())
-      total[:] += np.asarray(seen)
-    return pace, w, feed
-
-  pace, w, _ = some_steps(pace, w, 4)
-  # A checkpoint, and a process that starts anew from it.
-  pace = jaxpace.restore_pace(jax.tree.map(np.asarray, pace), paced, mesh)
-  pace, w, feed = some_steps(pace, w, 5)
-  assert total.tolist() == [3] * EXAMPLES, "9 steps of 16 are three epochs of 48"
-  assert ran == [[2, 2, 2, 2]] * 3 + [[5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]] + [
-      [2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4]], "two steps behind, through the restart"
-  assert feed.drawn(pace) == 9 * TOTAL * SIZE
 
 
 def share_of(counts, **settings):
@@ -169,16 +125,14 @@ def test_what_is_refused():
     jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS), "axis_name": None})
   with pytest.raises(ValueError, match="total_micro_batches=3 is too few: each of the 4 ranks"):
     jaxpace.shares(mesh_of(data=RANKS), total_micro_batches=3)
-  with pytest.raises(ValueError, match="feed.next takes the observed step.*this is a int"):
-    jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)}).next(3)
   with pytest.raises(ValueError, match="The mesh has no axis 'batch'"):
     jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS), "axis_name": "batch"})
   mesh = mesh_of(data=2)
   feed = jaxpace.shares(**LOAD | {"mesh": mesh})
-  with pytest.raises(ValueError, match="was given no pacer"):
-    feed.next(jaxpace.instrument(step, "data").init(mesh))
-  with pytest.raises(ValueError, match="The step shares out no work"):
-    feed.next(jaxpace.instrument(step, "data", jaxpace.pace_early_ranks()).init(mesh))
+  pace = jaxpace.instrument(lambda w: jax.lax.psum(w, "data"), "data").init(mesh)
+  for other, named in ((3, "This is 3"), (loss_fn, "This is <function"), (pace, "a pace state: ")):
+    with pytest.raises(ValueError, match=f"feed.next takes the observed step.*{named}"):
+      feed.next(other)
   with pytest.raises(ValueError, match="Give jaxpace.shares both examples"):
     jaxpace.shares(mesh, total_micro_batches=TOTAL, examples=EXAMPLES)
   assert jaxpace.shares(mesh, total_micro_batches=TOTAL).capacity == TOTAL
