@@ -264,9 +264,10 @@ def _print(sentence: str) -> None:
   # Without standard error `print` writes to the program's standard output.
   with contextlib.suppress(Exception):
     sys.stderr.flush()
-    if sys.stderr is not sys.__stderr__:
+    own = sys.__stderr__
+    if own is None or sys.stderr is not own:
       sys.stderr.write(line)
       sys.stderr.flush()
       return
     # What could not be written would stay in a buffer, and be the program's exit status, 120.
-    os.write(sys.stderr.fileno(), line.encode(sys.stderr.encoding, "backslashreplace"))
+    os.write(own.fileno(), line.encode(own.encoding, "backslashreplace"))
