@@ -68,7 +68,7 @@ class SharedCounts:
     mesh."""
     self._balancer, self._capacity, self._ranks = balancer, capacity, ranks.reshape(-1)
     self._count = int(ranks.max()) + 1
-    self._gathered = Gathered(mesh, 2 * MOST + 2)
+    self._gathered = Gathered(mesh, 2 * MOST + 3)
     self._busy: BusyTimes | None = None
     self._warned = False
     self._even = np.asarray(even(balancer.micro_batches, self._count), np.int32)
@@ -286,15 +286,22 @@ class SharedCounts:
     rows = self._gathered.received()
     if sent is None or rows is None:
       return
-    busy, took, (prints, coming) = (rows[:, :MOST], rows[:, MOST:-2].max(axis=0), rows[:, -2:].T)
+    busy, took, (ran, prints, coming) = (
+        rows[:, :MOST], rows[:, MOST:-3].max(axis=0), rows[:, -3:].T)
     self._gathered.refuse_unequal(coming.astype(np.int64))
     # All processes see the same, and end together.
-    self._exchanges = bool(np.all(prints == prints[0]) and prints[0])
+    agree, same = np.all(prints == prints[0]), np.all(ran == ran[0])
+    self._exchanges = bool(agree and same and prints[0])
     if not self._exchanges:
-      if np.any(prints != prints[0]) and np.all(prints):
+      if not agree and np.all(prints):
         _LOG.warning("The job's processes were given different balancers, or run different "
                      "versions of jax: their counts would differ, so work is shared evenly. Give "
                      "jaxpace.shares the same arguments in every process.")
+      elif not same:
+        _LOG.warning("The job's processes ran different counts in steps up to %d: the balancer "
+                     "answered differently on hosts that compute differently, or failed on one. "
+                     "Examples were left out or trained on twice in them; from here on work is "
+                     "shared evenly.", sent[0].max())
       return
     self._rarest = _rarest(took, self._rarest)
     least = _NAN if threshold is None else np.float32(threshold)
@@ -332,20 +339,23 @@ class SharedCounts:
     steps[:len(numbers)] = numbers
     counts[:len(numbers)] = [one[1] for one in ran[:-1] if one]
     self._sent = steps, counts
-    self._gathered.send(self._own_rows(calls, number))
+    # A whole number that float32 holds.
+    digest = zlib.crc32(counts[:len(numbers)].tobytes()) % TOLD
+    self._gathered.send(self._own_rows(calls, digest, number))
     self._due = place + min(EVERY << min(self._unchanged // _PATIENT, 8), self._rarest)
 
-  def _own_rows(self, calls: Sequence[int | None], number: int) -> np.ndarray:
-    """[own devices, 2 MOST + 2] float32: busy times in s and what steps took, NaN where nothing is
-    known, whatever went wrong; which balancer this process has, and which step it asks for next."""
+  def _own_rows(self, calls: Sequence[int | None], digest: int, number: int) -> np.ndarray:
+    """[own devices, 2 MOST + 3] float32: busy times in s and what steps took, NaN where nothing is
+    known, whatever went wrong; a digest of what counts they ran, which balancer this process has,
+    and which step it asks for next."""
     assert self._busy is not None, "made before the first exchange"
-    rows = np.full((len(self._gathered.own), 2 * MOST + 2), _NAN, np.float32)
-    rows[:, -2] = self._print
+    rows = np.full((len(self._gathered.own), 2 * MOST + 3), _NAN, np.float32)
+    rows[:, -3], rows[:, -2] = digest, self._print
     # How far ahead another thread asks differs from moment to moment.
     rows[:, -1] = (self._number if self._thread else number + 1) % TOLD
     found = self._guarded(self._busy.of, calls)
     if found is not None:
-      rows[:, :-2].reshape(len(rows), 2, MOST)[:, :, :len(calls)] = found
+      rows[:, :-3].reshape(len(rows), 2, MOST)[:, :, :len(calls)] = found
     return rows
 
   @staticmethod

@@ -302,13 +302,16 @@ def others_differ(monkeypatch, number):
   monkeypatch.setattr(Gathered, "received", of_others)
 
 
-def test_processes_with_different_balancers_share_evenly(monkeypatch, caplog):
+@pytest.mark.parametrize(("number", "said"), [
+    (-2, "processes were given different balancers"),
+    (-3, "processes ran different counts in steps up to 3: ")])
+def test_processes_that_differ_share_evenly(number, said, monkeypatch, caplog):
   job = Job()
-  others_differ(monkeypatch, -2)
+  others_differ(monkeypatch, number)
   job.run(40)
   assert job.ran == [EVEN] * 40
   (record,) = caplog.records
-  assert "processes were given different balancers" in record.message
+  assert said in record.message
 
 
 def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
