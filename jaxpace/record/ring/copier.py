@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import pathlib
@@ -15,6 +14,7 @@ import numpy as np
 from jaxpace.core import ring_layout as layout
 from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
+from jaxpace.record.writer import explain
 from jaxpace.runs import ring_file, rundir
 
 _LOG = logging.getLogger("jaxpace")
@@ -103,7 +103,7 @@ class RingCopier:
       if not self._warned:
         self._warned = True
         _LOG.warning("Timestamps are kept in memory, so that they can't be read when the process "
-                     "is killed: %s: %s.", self.path, _why(error))
+                     "is killed: %s", explain(error, self.path))
       return False
 
   def _is_as_left(self, file: int) -> bool:
@@ -168,9 +168,3 @@ def _put(file: int, data: bytes | memoryview, at: int) -> None:
   while data:
     count = os.pwrite(file, data, at)
     data, at = data[count:], at + count
-
-
-def _why(error: OSError) -> str:
-  if error.errno in (errno.ENOSPC, errno.EDQUOT):
-    return "there is no space left for it (disk or quota full)"
-  return f"it can't be made ({os.strerror(error.errno) if error.errno else error})"

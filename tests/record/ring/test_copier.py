@@ -113,7 +113,7 @@ def test_a_later_start_of_the_process_keeps_the_file(copied, tmp_path, monkeypat
 
 @pytest.mark.parametrize("number, said", [(errno.ENOSPC, "disk or quota full"),
                                           (errno.EDQUOT, "disk or quota full"),
-                                          (errno.EIO, "can't be made")])
+                                          (errno.EIO, "can't be written")])
 def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(copied, monkeypatch, caplog, number,
                                                                 said):
   def full(*_):
@@ -138,7 +138,7 @@ def test_a_write_that_is_cut_short_is_gone_on_with(copied, monkeypatch):
 def test_a_folder_that_is_gone_ends_nothing(copied, caplog):
   shutil.rmtree(copied.path.parent)
   mark(0, 10)
-  assert not copied.copy() and "No such file" in caplog.text
+  assert not copied.copy() and "moved or deleted" in caplog.text
 
 
 def test_what_is_marked_last_is_in_the_file_once_it_is_closed(tmp_path):
