@@ -25,7 +25,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.reading import regular_file
 from jaxpace.record.columns import Columns, length
 from jaxpace.runs import schema
-from jaxpace.runs.table_reader import UNREADABLE, Part, outermost, parse_part_name
+from jaxpace.runs.table_reader import UNREADABLE, Part, first_line, outermost, parse_part_name
 
 _LOG = logging.getLogger("jaxpace")
 _NEVER_MERGED = 99
@@ -181,7 +181,7 @@ class PartStore:
         data = pa.concat_tables(tables, promote_options="default")
       except UNREADABLE as error:
         _LOG.warning("%s can't be read any more (%s): it is left as it is, recording goes on.",
-                     self._folder.path / part.id.file_name, str(error).partition("\n")[0][:200])
+                     self._folder.path / part.id.file_name, first_line(error))
         # Too large to be merged with anything.
         return [each._replace(rows=MERGE_ROWS, level=_NEVER_MERGED) for each in group]
     merged = _Part(group[0].id._replace(last=group[-1].id.last), data.num_rows, level)

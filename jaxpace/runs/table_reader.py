@@ -122,7 +122,7 @@ class TableFiles:
       raise
     except UNREADABLE as error:
       self._left_out(self.torn, part, "is corrupt, its remaining rows are left out "
-                     f"({_first_line(error)}).")
+                     f"({first_line(error)}).")
       for inner in self._inside(part):
         yield from self._read_file(inner, columns, keep)
 
@@ -250,7 +250,7 @@ def _opened(part: Part, table: str) -> _Opened | str | None:
   except FileNotFoundError:
     return None
   except UNREADABLE as error:
-    return f"torn or no Parquet file ({_first_line(error)})"
+    return f"torn or no Parquet file ({first_line(error)})"
   lacking = [name for name in NEEDED[table] if name not in names]
   if lacking:
     return f"it has no column {' and '.join(map(repr, lacking))}"
@@ -279,7 +279,8 @@ def _statistics(meta: pq.FileMetaData, group: int, column: str) -> tuple[int, in
   return 0, 0
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+  """What an error says, cut short."""
   return next(itertools.chain(str(error).strip().splitlines(),
                               [type(error).__name__]))[:120].rstrip(". ")
 
