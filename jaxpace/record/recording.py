@@ -204,9 +204,8 @@ class Recording:
   def takes(self) -> Writer | None:
     """The writer; None where nothing is recorded, or no longer. An error where the recorder is not
     open."""
-    writer = self._writer
-    if writer is not None and not self._closed and writer.stopped is None:
-      return writer
+    if self.recording:
+      return self._writer
     if not self._opened or (self._closed and self.directory is not None):
       raise RuntimeError(
           "record() outside of the recorder's `with` block: open the recorder around the loop.")
