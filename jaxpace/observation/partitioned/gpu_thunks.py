@@ -46,8 +46,8 @@ _TYPED_FFI = 4
 
 
 def unnamed(kind: str) -> str:
-  """Under what collectives are counted whose thunk has another name than their instruction in the
-  program's text: pairs of start and end that jaxlib 0.10 runs as one.
+  """Under what collectives are counted whose thunk has another name than their instruction: pairs
+  of start and end that jaxlib 0.10 runs as one.
 
   Args:
     kind: of collective, such as "all-reduce".

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Plan, Untimed
-from jaxpace.core.ring_layout import slot_tags
+from jaxpace.core.ring_layout import FIRST_TAG, slot_tags
 from jaxpace.observation import phases
 from jaxpace.observation.clocks.native.library import NOTE
 from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, thunks, wire
@@ -61,9 +61,9 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   found = collectives.found_in(program, request.partitions)
   if not found:
     return None
-  serialized, own = _serialized(request, program), number()
-  marked, enter_tags = _kind(request).timestamped(serialized, own, {one.name for one in found})
-  executable, tagged = request.load(marked), _tagged(found, enter_tags)
+  own = number()
+  marked, tagged = _marked(request, program, own, found)
+  executable = request.load(marked)
   loaded = time.monotonic()
   noted = _NOTED.search(data)
   axes, devices = _mesh_of(request.module)
@@ -110,10 +110,7 @@ def nested(request: Request, data: bytes, plan: Plan, ranks: Sequence[int]
            and _is_along(_axes(one, axes, devices), plan.axis)]
   if not found:
     return []
-  marked, enter_tags = _kind(request).timestamped(
-      _serialized(request, program), plan.program, {one.name for one in found},
-      slot_tags(first)[0], False)
-  tagged = _tagged(found, enter_tags)
+  marked, tagged = _marked(request, program, plan.program, found, slot_tags(first)[0], False)
   request.replace(marked)
   return [(phases.slots_before(one.operation or "", plan.program) or 0, one)
           for one in _described(tagged, axes, devices, ranks, first)]
@@ -142,17 +139,16 @@ def _is_along(axes: Sequence[str], wanted: str) -> bool:
   return not axes or not set(wanted.split(",")).isdisjoint(axes)
 
 
-def _serialized(request: Request, program: collectives.Program) -> bytes:
-  """A compiled program with its machine code."""
+def _marked(request: Request, program: collectives.Program, number: int,
+            found: Sequence[Collective], first_tag: int = FIRST_TAG, ends: bool = True
+            ) -> tuple[bytes, list[Collective]]:
+  """A program with timestamps, as `thunks.timestamped` puts them in, and its collectives with the
+  tags of these; none for those that are not found."""
   if program.has_tokens:
     # XLA can't write such a program as bytes: it crashes (jaxlib 0.10.2).
     raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
-  return request.serialized()
-
-
-def _tagged(found: Sequence[Collective], enter_tags: Mapping[str, Sequence[int]]
-            ) -> list[Collective]:
-  """Collectives with the tags of their timestamps; none for those that are not found."""
+  marked, enter_tags = _kind(request).timestamped(
+      request.serialized(), number, {one.name for one in found}, first_tag, ends)
   tags = {name: iter(each) for name, each in enter_tags.items()}
 
   def taken(name: str) -> int:
@@ -161,7 +157,8 @@ def _tagged(found: Sequence[Collective], enter_tags: Mapping[str, Sequence[int]]
   own = [taken(one.name if one.name in tags else gpu_thunks.unnamed(one.kind)) for one in found]
   if max(own, default=-1) < 0:
     raise TimestampError("none of its collectives is found among what it runs")
-  return [dataclasses.replace(one, enter_tag=tag) for one, tag in zip(found, own, strict=True)]
+  return marked, [dataclasses.replace(one, enter_tag=tag)
+                  for one, tag in zip(found, own, strict=True)]
 
 
 def _described(found: Sequence[Collective], mesh: Sequence[tuple[str, int]],
