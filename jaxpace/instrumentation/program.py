@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core as jex_core
+from jax.extend.core import Literal
 
 from jaxpace.core.plan import Untimed
 from jaxpace.instrumentation import primitives
@@ -26,15 +26,8 @@ COPIED_FREELY = 1 << 16
 """Bytes. To hold back an input of the step XLA may have to copy it; up to this, nobody notices."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Literal:
-  """A constant written into an equation."""
-
-  value: Any
-
-
 Ref = int | Literal
-"""An equation's input: the number of a value, or a constant."""
+"""An equation's input: the number of a value, or a constant that is written into it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,7 +268,7 @@ class _Flattener:
     env.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(var: Any) -> Ref:
-      return Literal(var.val) if isinstance(var, jex_core.Literal) else env[var]
+      return var if isinstance(var, Literal) else env[var]
 
     for eqn in jaxpr.eqns:
       stack = phases.join(outer, str(eqn.source_info.name_stack))

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 
 from jaxpace.core import pacing, packing, ring_layout
 from jaxpace.core.pace import PaceState
@@ -18,7 +19,7 @@ from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import checks, piggyback
 from jaxpace.instrumentation.before_collective import Holding, agree
 from jaxpace.instrumentation.piggyback import Carrier
-from jaxpace.instrumentation.program import Literal, Ref, evaluate
+from jaxpace.instrumentation.program import Ref, evaluate
 from jaxpace.instrumentation.schedule import BucketTimestamps, Stage
 from jaxpace.instrumentation.script import Script
 from jaxpace.observation import phases
@@ -78,7 +79,7 @@ class Evaluation:
 
   def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
     if isinstance(ref, Literal):
-      return ref.value
+      return ref.val
     return seen[ref] if seen and ref in seen else self.env[ref]
 
   def timestamp(self, *after: Any) -> jax.Array:

@@ -15,7 +15,7 @@ from tests.quick import examples
 
 def evaluate(flat_program, *arguments):
   env = dict(flat_program.constants) | dict(zip(flat_program.inputs, arguments, strict=True))
-  look = lambda ref: ref.value if isinstance(ref, program.Literal) else env[ref]  # noqa: E731
+  look = lambda ref: ref.val if isinstance(ref, program.Literal) else env[ref]  # noqa: E731
   for equation in flat_program.equations:
     env.update(zip(equation.outputs, program.evaluate(equation, [look(r) for r in equation.inputs]),
                    strict=True))
