@@ -7,10 +7,10 @@ import functools
 import pathlib
 import re
 import struct
-import sys
 from collections.abc import Sequence
 
 import jax
+import jaxlib
 
 # Whether a shared library is there as a whole: loading a part of one would kill the process.
 
@@ -166,16 +166,12 @@ def incompatibility(built: tuple[int, int], running: tuple[int, int] | None,
     what: whose library it is.
   """
   if running is None:
-    return (f"{what} is not used: jaxlib {_jaxlib_version()} does not say which version "
+    return (f"{what} is not used: jaxlib {jaxlib.__version__} does not say which version "
             "of XLA FFI it has, and a wrong one would break the CPU backend. A released jaxlib "
             "from the package index has the headers.")
   if built[0] != running[0] or built[1] > running[1]:
     return (f"{what} is not used: it was built on XLA FFI {built[0]}.{built[1]}, and "
-            f"jaxlib {_jaxlib_version()} has {running[0]}.{running[1]}. Reinstall jaxpace beside "
+            f"jaxlib {jaxlib.__version__} has {running[0]}.{running[1]}. Reinstall jaxpace beside "
             "this jaxlib: `pip install --force-reinstall --no-deps --no-cache-dir` with the same "
             "source as before.")
   return ""
-
-
-def _jaxlib_version() -> str:
-  return getattr(sys.modules.get("jaxlib"), "__version__", "of unknown version")
