@@ -271,7 +271,10 @@ class Instrumented(InstrumentedFunction):
     checks.nan_is_allowed()
     checks.is_pace(pace)
     ranks = checks.axis_size(self.axis)
-    one, stacked = self._one_rank(pace)
+    checks.whole_mesh_named(pace)
+    # shard_map leaves an axis of ranks in front, of length 1; pmap doesn't.
+    stacked = jnp.ndim(pace.step) == 1
+    one: PaceState = jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace
     checks.same_ranks(one, ranks, self.axis)
     if self.pacer is not None:
       checks.same_pacer(one, jax.eval_shape(functools.partial(self.pacer.init, ranks)))
@@ -323,13 +326,6 @@ class Instrumented(InstrumentedFunction):
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, outputs
-
-  def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
-    """This rank's state without the axis of ranks, and whether there was one (shard_map) or not
-    (pmap)."""
-    stacked = jnp.ndim(pace.step) == 1
-    checks.whole_mesh_named(pace)
-    return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
 
   def _events(self, clock: Clock, one: PaceState) -> tuple[Event, tuple[str, ...]]:
     """Where the step's events go; nowhere, with a notice, where they can't be written."""

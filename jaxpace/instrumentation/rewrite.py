@@ -147,7 +147,9 @@ class Evaluation:
     with jax.named_scope("jaxpace"):
       enter = self.timestamp(*map(self.sentinel, timestamps.operands))
       if not self.exits:
-        self.note_arrival(enter)
+        busy = words.seconds_between(self.one.last_exit, enter) - self.delay
+        first = words.is_zero(self.one.last_exit)
+        self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
       begin = self.hold_back(timestamps, enter)
       ours = self.our_operand(timestamps, begin)
       if timestamps.gate is not None and (ours is None or not timestamps.last):
@@ -223,11 +225,6 @@ class Evaluation:
       return payload
     (held,) = gate(self.clock, enter, [payload])
     return held
-
-  def note_arrival(self, enter: jax.Array) -> None:
-    busy = words.seconds_between(self.one.last_exit, enter) - self.delay
-    first = words.is_zero(self.one.last_exit)
-    self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
 
   def sentinel(self, number: int) -> jax.Array:
     """What a timestamp is given to wait for a value: the value if it is flat, else one element of
