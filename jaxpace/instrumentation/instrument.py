@@ -31,7 +31,7 @@ from jaxpace.instrumentation import (
 from jaxpace.instrumentation.before_collective import Holding
 from jaxpace.instrumentation.calls import Call
 from jaxpace.instrumentation.piggyback import Share
-from jaxpace.observation import everywhere, nested
+from jaxpace.observation import everywhere, nested, programs
 from jaxpace.observation.clocks import Clock, host_ring, resolve_clock
 from jaxpace.observation.clocks.operands import NOWHERE, Event
 
@@ -329,13 +329,12 @@ class Instrumented(InstrumentedFunction):
 
   def _events(self, clock: Clock, one: PaceState) -> tuple[Event, tuple[str, ...]]:
     """Where the step's events go; nowhere, with a notice, where they can't be written."""
-    reason = host_ring.unwritable(clock.name)
-    if not reason and self.number is None:
-      self.number = host_ring.next_program()
-    if not reason and (self.number or 0) >= host_ring.MOST_PROGRAMS:
-      reason = "This process has too many programs with marks."
-    if reason or self.number is None:
-      return NOWHERE, (f"Nothing of this step can be recorded. {reason}",)
+    try:
+      if reason := host_ring.unwritable(clock.name):
+        return NOWHERE, (f"Nothing of this step can be recorded. {reason}",)
+      self.number = self.number or programs.next_number()
+    except ValueError as error:
+      return NOWHERE, (f"Nothing of this step can be recorded: {error}",)
     host_ring.tell_places(self.number, self.devices, self.first_place)
     nested.functions[self.number] = self
     return Event(self.number, clock.place(one.rank)), ()

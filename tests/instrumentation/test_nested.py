@@ -178,6 +178,7 @@ def failing(*_args):
 @pytest.mark.parametrize("broken, reason, settings", [
     (None, "takes the native clock, not 'callback'", {"clock": "callback"}),
     ((host_ring, "unwritable", lambda clock: "It can't."), "nothing of this step is recorded", {}),
+    ((host_ring, "MOST_PROGRAMS", 0), "nothing of this step is recorded", {}),
     ((compiling, "watch", failing), "It can't.", {}),
     ((thunks, "timestamped", failing), "It can't.", {}),
     ((compiling.Request, "replace", failing), "It can't.", {})])
@@ -190,6 +191,7 @@ def test_where_they_can_not_be_timed_the_step_runs_and_says_so(broken, reason, s
   plan = made.paced.plan
   assert not plan.inside and len(plan.unstamped) == 6
   assert any("are not timed" in notice and reason in notice for notice in plan.notices)
+  assert (made.paced.number is None) == reason.startswith("nothing")
 
 
 @pytest.mark.parametrize("beside", [False, True])
