@@ -89,7 +89,7 @@ def test_every_public_pacer_is_here():
   """Whatever jaxpace offers that returns a Pacer."""
   factories = {name for name in jaxpace.__all__
                if inspect.isfunction(value := getattr(jaxpace, name)) and
-               inspect.signature(value).return_annotation in ("Pacer", jaxpace.Pacer)}
+               inspect.signature(value).return_annotation in ("Pacer", "Guarded", jaxpace.Pacer)}
   assert ({"chain", "guard", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks"}
           <= factories)
   assert factories == {name.split()[0] for name in PACERS}
