@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from jaxpace.cli import running
 from jaxpace.show.console import give_up_output
@@ -58,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(sys, name) is None:  # closed by the shell (`>&-`)
       # As long as the process; what it becomes or starts has it closed, as before.
       setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+  if sys.stderr is sys.__stderr__:
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_StandardError(sys.stderr.fileno(), "w", closefd=False)),
+        sys.stderr.encoding, "backslashreplace", line_buffering=True)
   status = 0
   try:
     status = _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -74,6 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
       print(f"jaxpace: standard output can't be written: {error.strerror or error}.",
             file=sys.stderr)
     return status or 2
+
+
+class _StandardError(io.FileIO):
+  """Where sentences go: what can't be said, on a full disk or to a reader that has left, is no
+  reason to end a job or to fail."""
+
+  def write(self, data: Any) -> int:
+    """See `io.FileIO`."""
+    try:
+      return super().write(data)
+    except OSError:
+      return len(data)
 
 
 def _dispatch(argv: list[str]) -> int:

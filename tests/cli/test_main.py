@@ -9,7 +9,7 @@ import types
 import pytest
 
 from jaxpace.cli import main as cli
-from tests.multiprocess.jobs import ROOT
+from tests.multiprocess.jobs import ROOT, clean_environment
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
 
@@ -120,6 +120,17 @@ def test_run_starts_its_command_whatever_the_shell_has_closed(tmp_path, closed):
   command = f"{sys.executable} -m jaxpace run --no-record -- touch {tmp_path}/there {closed}"
   assert subprocess.run(command, cwd=ROOT, shell=True, check=False).returncode == 0
   assert (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("arguments, status", [
+    (["frobnicate"], 2), (["run", "--no-record", "-n", "1", "--", "sh", "-c", "exit 7"], 7)])
+def test_sentences_that_can_not_be_written_change_nothing(tmp_path, arguments, status):
+  read, write = os.pipe()
+  os.close(read)
+  done = subprocess.run([sys.executable, "-m", "jaxpace", *arguments], cwd=tmp_path, stderr=write,
+                        env=clean_environment(), check=False)
+  os.close(write)
+  assert done.returncode == status
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch):
