@@ -32,6 +32,7 @@ from jaxpace.record.recording import Recording, in_one_line
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import buffers_of
+from jaxpace.runs import rundir
 from jaxpace.runs.problems import plural
 
 _LOG = logging.getLogger("jaxpace")
@@ -145,7 +146,9 @@ class observed:
     elif self._programs.left_any:
       self._warn(f"Nothing was recorded: every {which} ran unmodified, for the reasons above.")
     elif not self._programs.none:
-      self._warn(f"Nothing was recorded: no {which} {happened}.")
+      # What this process has started, say, may be recorded there.
+      whose = " of this process" if self._recording.is_there else ""
+      self._warn(f"Nothing{whose} was recorded: no {which} {happened}.")
 
   def _begin(self) -> None:
     """Begins to look for timestamps, in a thread of its own: to open a recording is to wait for
@@ -201,6 +204,13 @@ class FoundRecorder(Recorder):
     return self._collector is not None and self._collector.anything
 
   @property
+  def is_there(self) -> bool:
+    """Whether this run, or any if this process has none, is in the directory."""
+    assert self.directory is not None
+    info = rundir.read_json(self.directory / rundir.RUN_FILE)
+    return info is not None and self.run in (None, info.get("run"))
+
+  @property
   def step(self) -> Step | None:
     """What was taken for the step."""
     return self._finder.found if self._finder else None
@@ -208,11 +218,16 @@ class FoundRecorder(Recorder):
   def closed(self) -> None:
     """See `Recording`."""
     super().closed()
-    if self._intake is not None and jax.process_index() == 0 and self.lost["stopped"] is None:
-      self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report "
-                f"{shlex.quote(str(self.directory))}" if self.step else
-                f"{self.directory} has no steps: no program with collectives ran three times, and "
+    if self._intake is None or jax.process_index() != 0 or self.lost["stopped"] is not None:
+      return
+    recorded = f"Recorded {plural(self._intake.over, 'step')}"
+    if not self.step:
+      self._say(f"{self.directory} has no steps: no program with collectives ran three times, and "
                 "none spent its time in one loop of 20 iterations or more.")
+    elif not self.is_there:
+      self._say(f"{recorded} in {self.directory}, which was moved or deleted meanwhile.")
+    else:
+      self._say(f"{recorded}: jaxpace report {shlex.quote(str(self.directory))}")
 
   def _at_exit(self) -> None:
     """Nothing: `observed` closes it."""

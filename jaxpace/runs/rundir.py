@@ -309,6 +309,9 @@ def _busy(directory: pathlib.Path, owner: list[str]) -> str:
   if owner[:1] == [str(os.getpid())]:
     return (f"another Recorder of this process is recording to {directory}. Open one Recorder for "
             "a job, or give each a directory of its own.")
+  if owner == [str(os.getppid()), socket.gethostname()]:
+    return (f"process {owner[0]}, which started this one, is recording to {directory}. To record "
+            "this one as well, start it with a directory of its own: JAXPACE_RUN=DIR.")
   return (f"{who} is recording to {directory} at this moment. Give each job a directory of its "
           "own. If the two are processes of one job, each takes itself for the whole of it: call "
           "jaxpace.distributed.initialize() (or jax.distributed.initialize()) first.")

@@ -25,7 +25,7 @@ from jaxpace.record.columns import DeviceSteps
 from jaxpace.record.ring import found
 from jaxpace.runs import rundir
 from jaxpace.runs.reader import RunError, read_run
-from tests.patience import patiently
+from tests.patience import awaited, patiently
 from tests.record.unnamed_step import STEPS, arrays, rows_written, train
 
 PAUSE = 0.5
@@ -283,6 +283,25 @@ def test_without_collectives_nothing_is_touched_and_that_is_said(tmp_path, caplo
     jax.jit(lambda x: x * 3)(jnp.ones(5)).block_until_ready()
   assert not (tmp_path / "run").exists()
   assert "no program with collectives" in caplog.text and not inside.step
+
+
+def test_of_a_process_beside_one_that_is_recorded_it_is_said_whose_steps_are_missing(tmp_path,
+                                                                                     caplog):
+  with jaxpace.observed(tmp_path):
+    train()
+  with jaxpace.observed(tmp_path):
+    pass
+  assert "Nothing of this process was recorded: no program" in caplog.text
+
+
+def test_of_a_run_that_was_moved_no_command_is_said_that_can_not_show_it(tmp_path):
+  said, run = [], tmp_path / "run"
+  with jaxpace.observed(run, say=said.append):
+    train()
+    assert awaited(lambda: rows_written(run) == 4 * STEPS)
+    run.rename(tmp_path / "moved")
+  assert said[-1] == f"Recorded {STEPS} steps in {run}, which was moved or deleted meanwhile."
+  assert len(read_run(tmp_path / "moved").steps) == STEPS
 
 
 def test_nothing_is_said_to_be_recorded_for_the_reason_that_was_said_before(tmp_path, monkeypatch,

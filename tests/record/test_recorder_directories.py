@@ -247,6 +247,15 @@ def test_another_job_in_the_same_directory(tmp_path, caplog, holder):
   assert_complete(tmp_path, range(3))
 
 
+def test_a_program_that_a_recorded_one_starts_is_told_so(tmp_path):
+  lock = rundir.DirectoryLock.take(tmp_path)
+  child = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path), "stay"],
+                         capture_output=True, text=True, check=False)
+  lock.release()
+  assert (f"process {os.getpid()}, which started this one, is recording to {tmp_path}"
+          in child.stderr)
+
+
 def test_a_job_in_another_pid_namespace_keeps_its_lock(tmp_path, holder):
   holder(tmp_path, "stay")
   # Containers of one host may share its name, and neither sees the other's processes.
