@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxpace.hosts.locality import cards, host, nvml
 from jaxpace.hosts.locality.tree import Tree
+from jaxpace.record.threads import BackgroundThread
 from jaxpace.runs import schema
 
 _LOG = logging.getLogger("jaxpace")
@@ -135,7 +136,7 @@ class HostSampler:
     self._rows: collections.deque[tuple[int, Values]] = collections.deque(maxlen=_KEEP)
     self._end = threading.Event()
     self._taken_at = time.monotonic()
-    self._thread = threading.Thread(target=self._run, name="jaxpace-hosts", daemon=True)
+    self._thread = BackgroundThread(self._run, "hosts")
 
   def start(self) -> None:
     self._thread.start()

@@ -32,6 +32,7 @@ from jaxpace.record.recording import Recording, in_one_line
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import buffers_of
+from jaxpace.record.threads import BackgroundThread
 from jaxpace.runs import rundir
 from jaxpace.runs.problems import plural
 
@@ -158,7 +159,7 @@ class observed:
         return
       # Now: nothing with timestamps has run that is to be recorded.
       self._recording.begin(programs.known())
-      self._opener = threading.Thread(target=self._open, name="jaxpace-open", daemon=True)
+      self._opener = BackgroundThread(self._open, "open")
       self._opener.start()
 
   def _open(self) -> None:

@@ -30,6 +30,7 @@ from jaxpace.record.parts import PartStore
 from jaxpace.record.ring.intake import Losses, StepTables
 from jaxpace.record.ring.plan import StepPlan
 from jaxpace.record.signals import Termination
+from jaxpace.record.threads import BackgroundThread
 from jaxpace.runs import rundir
 
 _LOG = logging.getLogger("jaxpace")
@@ -100,7 +101,7 @@ class Writer:
     self._last_flush = self._last_heartbeat = time.monotonic()
     self._die_at: float | None = None
     self._terminates_until: float | None = None
-    self._thread = threading.Thread(target=self._run, name="jaxpace-writer", daemon=True)
+    self._thread = BackgroundThread(self._run, "writer")
 
   def start(self) -> None:
     """Writes the JSON files, opens the parts and starts the thread.

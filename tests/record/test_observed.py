@@ -62,6 +62,23 @@ def test_what_the_process_did_in_each_step_is_recorded_though_nobody_says(tmp_pa
   assert (causes["cpu"][0, 1:] > 0).all() and (causes["majflt"][0, 1:] >= 0).all()
 
 
+def test_a_tracer_of_the_program_sees_no_thread_of_the_recording(tmp_path):
+  seen = set()
+
+  def trace(frame, *_):
+    seen.add((threading.current_thread().name.partition("-")[0], frame.f_code.co_name))
+
+  before = threading.gettrace()
+  threading.settrace(trace)
+  try:
+    with jaxpace.observed(tmp_path / "run"):
+      train()
+  finally:
+    threading.settrace(before)
+  assert {what for whose, what in seen if whose == "jaxpace"} == {"run"}
+  assert len(read_run(tmp_path / "run").steps) == STEPS
+
+
 def test_the_command_that_shows_a_run_can_be_pasted(tmp_path):
   said, run = [], tmp_path / "a run; $x"
   with jaxpace.observed(run, say=said.append):

@@ -14,6 +14,7 @@ import numpy as np
 from jaxpace.core import ring_layout as layout
 from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
+from jaxpace.record.threads import BackgroundThread
 from jaxpace.record.writer import explain
 from jaxpace.runs import ring_file, rundir
 
@@ -52,7 +53,7 @@ class RingCopier:
     self._left = b""
     self._stop = threading.Event()
     self._warned = False
-    self._thread = threading.Thread(target=self._work, name="jaxpace-marks", daemon=True)
+    self._thread = BackgroundThread(self._work, "marks")
 
   def start(self) -> None:
     """Makes the file, and starts the thread. Trouble is one warning, and tried again."""
