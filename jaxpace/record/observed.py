@@ -40,6 +40,7 @@ _LOG = logging.getLogger("jaxpace")
 _OPEN_SECONDS = 10.0
 """How long the end of a program waits for its recording to begin."""
 _LOOK_SECONDS = 0.05
+_MOST_NAMES = 12
 
 _GIVES_WAY = "This program opens a recorder of its own: that alone records."
 
@@ -223,8 +224,11 @@ class FoundRecorder(Recorder):
       return
     recorded = f"Recorded {plural(self._intake.over, 'step')}"
     if not self.step:
-      self._say(f"{self.directory} has no steps: no program with collectives ran three times, and "
-                "none spent its time in one loop of 20 iterations or more.")
+      ran = "ran three times, and none spent its time in one loop of 20 iterations or more."
+      names = list(dict.fromkeys(one.name for one in self.programs if not one.bare))
+      self._say(f"{self.directory} has no steps: no program with collectives " + (
+          f"whose name matches {self._match!r} {ran} There were: {', '.join(names[:_MOST_NAMES])}."
+          if self._match else ran))
     elif not self.is_there:
       self._say(f"{recorded} in {self.directory}, which was moved or deleted meanwhile.")
     else:

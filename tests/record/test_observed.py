@@ -311,6 +311,14 @@ def test_of_a_process_beside_one_that_is_recorded_it_is_said_whose_steps_are_mis
   assert "Nothing of this process was recorded: no program" in caplog.text
 
 
+def test_where_no_program_matches_the_pattern_those_that_ran_are_named(tmp_path):
+  said = []
+  with jaxpace.observed(tmp_path, match="train*", say=said.append):
+    train()
+  assert f"{tmp_path} has no steps" in said[-1]
+  assert "whose name matches 'train*' ran three times" in said[-1] and "were: sgd, eval" in said[-1]
+
+
 def test_of_a_run_that_was_moved_no_command_is_said_that_can_not_show_it(tmp_path):
   said, run = [], tmp_path / "run"
   with jaxpace.observed(run, say=said.append):
