@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import select
 import shlex
 import sys
 import threading
@@ -289,5 +290,9 @@ def _print(sentence: str) -> None:
       sys.stderr.write(line)
       sys.stderr.flush()
       return
-    # What could not be written would stay in a buffer, and be the program's exit status, 120.
-    os.write(own.fileno(), line.encode(own.encoding, "backslashreplace"))
+    # What could not be written would stay in a buffer, and be the program's exit status, 120; and a
+    # pipe without a reader ends it at once, if it asked for that.
+    broken = select.poll()
+    broken.register(own, 0)
+    if not broken.poll(0):
+      os.write(own.fileno(), line.encode(own.encoding, "backslashreplace"))

@@ -259,6 +259,21 @@ def test_where_jaxpace_can_not_be_imported_one_sentence_says_so(tmp_path):
   assert errors.startswith("jaxpace: nothing is recorded: ") and "Is jaxpace installed" in errors
 
 
+def test_where_it_is_too_late_to_record_the_sentence_says_why(tmp_path):
+  late = """
+import threading
+import jax
+def count():
+  threading.main_thread().join()
+  print(jax.device_count())
+threading.Thread(target=count).start()
+"""
+  job = jaxpace_run(tmp_path, late, "--out", "seen")
+  out, errors = job.communicate(timeout=600)
+  assert (job.returncode, out) == (0, "4\n")
+  assert errors == "jaxpace: nothing is recorded: can't register atexit after shutdown.\n"
+
+
 def test_of_several_processes_without_jax_one_sentence_is_said(tmp_path):
   job = jaxpace_run(tmp_path, "print(1)", "--out", "seen", "--nproc", "2")
   out, errors = job.communicate(timeout=600)

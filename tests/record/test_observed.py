@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import shlex
+import signal
 import threading
 import time
 
@@ -237,7 +238,11 @@ def test_a_sentence_that_nobody_can_read_does_not_change_how_the_program_ends(mo
   errors = open(broken, "w") if own else Refusing()  # noqa: SIM115
   monkeypatch.setattr(observed.sys, "stderr", errors)
   monkeypatch.setattr(observed.sys, "__stderr__", errors if own else None)
-  observed._print("The step is sgd.")
+  before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+  try:
+    observed._print("The step is sgd.")
+  finally:
+    signal.signal(signal.SIGPIPE, before)
   if own:
     errors.close()  # Raises where anything is left to be written.
 

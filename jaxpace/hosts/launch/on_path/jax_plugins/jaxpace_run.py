@@ -19,9 +19,9 @@ def initialize():
     from jaxpace.record.observed import attach
     attach(environment)
   except Exception as error:
+    asked = f" Is jaxpace installed for {sys.executable}?" if isinstance(error, ImportError) else ""
     if sys.stderr is not None:
-      print(f"jaxpace: nothing is recorded: {error}. Is jaxpace installed for {sys.executable}?",
-            file=sys.stderr)
+      print(f"jaxpace: nothing is recorded: {error}.{asked}", file=sys.stderr)
     # It has been said why, so `jaxpace run` need not at the end.
     with contextlib.suppress(OSError):
       os.unlink(environment.get("JAXPACE_RUN_UNSEEN", ""))
