@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 from collections.abc import Callable
 
 
@@ -17,7 +18,9 @@ class BackgroundThread(threading.Thread):
 
   def run(self) -> None:
     """See `threading.Thread`."""
-    # As `threading.settrace` and `threading.setprofile` asked for.
-    sys.settrace(None)
-    sys.setprofile(None)
+    # As `threading.settrace` and `threading.setprofile` asked for. A debugger has a function of its
+    # own there, which complains.
+    for see in (sys.settrace, sys.setprofile):
+      if isinstance(see, types.BuiltinFunctionType):
+        see(None)
     super().run()

@@ -80,6 +80,14 @@ def test_a_tracer_of_the_program_sees_no_thread_of_the_recording(tmp_path):
   assert len(read_run(tmp_path / "run").steps) == STEPS
 
 
+def test_a_debugger_that_minds_its_tracing_is_left_alone(tmp_path, monkeypatch):
+  complaints = []
+  monkeypatch.setattr("sys.settrace", lambda trace: complaints.append(trace))
+  with jaxpace.observed(tmp_path / "run"):
+    train()
+  assert complaints == [] and len(read_run(tmp_path / "run").steps) == STEPS
+
+
 def test_the_command_that_shows_a_run_can_be_pasted(tmp_path):
   said, run = [], tmp_path / "a run; $x"
   with jaxpace.observed(run, say=said.append):
