@@ -106,6 +106,10 @@ class observed:
 
   def open(self) -> None:
     """Begins; trouble is a warning, no error."""
+    if self._closed:
+      self._warn("Nothing is recorded: `jaxpace.observed` records once. Make a new one for each "
+                 "block.")
+      return
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
       # Each operation is a program of its own then.
       self._warn("Nothing is recorded while jax_disable_jit is on: no program is the step.")

@@ -270,6 +270,16 @@ def test_the_second_of_two_blocks_records_its_own_steps(tmp_path):
     w = descend(w, x)
 
 
+def test_a_block_that_is_entered_again_says_that_it_records_nothing(tmp_path):
+  said = []
+  once = jaxpace.observed(tmp_path / "run", say=said.append)
+  with once:
+    train()
+  with once:
+    train()
+  assert "records once" in said[-1] and len(read_run(tmp_path / "run").steps) == STEPS
+
+
 def test_steps_that_have_not_begun_when_the_block_ends_are_recorded(tmp_path):
   w, x = arrays()
 
