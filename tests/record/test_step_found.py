@@ -84,6 +84,32 @@ def test_iterations_are_the_steps_of_training_that_is_one_program(tmp_path):
   np.testing.assert_array_equal(found, np.asarray(whole_training("fit", 3, 40)(fit(w))))
 
 
+def test_iterations_are_the_steps_where_gradients_meet_in_loops_within_the_loop(tmp_path):
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+
+  def minibatch(w, _):
+    return w - 0.1 * jax.lax.pmean(jax.grad(lambda w: jnp.tanh(w).sum())(w), "data"), None
+
+  def epoch(w, _):
+    return jax.lax.scan(minibatch, w, length=3)
+
+  def update(w, _):
+    late = jnp.where(jax.lax.axis_index("data") == 2, 8e-3, 0.0)
+    return jax.lax.scan(epoch, jaxpace.delay(w, late), length=2)
+
+  @jax.jit
+  @jax.shard_map(mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+  def train(w):
+    return jax.lax.scan(update, w, length=30)[0]
+
+  with jaxpace.observed(tmp_path / "run") as inside:
+    train(train(jnp.ones((4, 4)))).block_until_ready()
+  assert inside.step.programs == ("an iteration of train",)
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == 60 and len(run.collectives) == 2 * 3
+  assert any(2 in each.ranks for each in diagnose(run).findings)
+
+
 def test_training_that_is_one_program_can_be_read_while_it_runs(tmp_path, monkeypatch):
   monkeypatch.setattr(writer, "_FIRST_SECONDS", 0.0)
   directory, fit = tmp_path / "run", whole_training("fit", 1, 100)

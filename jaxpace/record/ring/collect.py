@@ -268,9 +268,10 @@ class Collector:
     splitter = self._splitters.get((buffer, program))
     return join([*kept, NOTHING if splitter is None else splitter.under_way])
 
-  def iterate(self, program: int, tag: int, other: int) -> int:
-    """Takes the iterations of a program's loop, which end with each timestamp that has a tag, for
-    executions of another program; those of one that is under way, too.
+  def iterate(self, program: int, tag: int, times: int, other: int) -> int:
+    """Takes the iterations of a program's loop, each of which ends where a timestamp with a tag has
+    been written so many times, for executions of another program; those of one that is under way,
+    too.
 
     Returns:
       How many there are on all its devices; 0, and nothing is taken, where the loop has few, or
@@ -280,7 +281,7 @@ class Collector:
     for buffer in range(self.buffers):
       ran = self._with_under_way(buffer, program)
       if len(ran.number):
-        cut[buffer] = iterations(ran, tag)
+        cut[buffer] = iterations(ran, tag, times)
         if not _is_much(cut[buffer], ran):
           return 0
     for buffer, each in cut.items():

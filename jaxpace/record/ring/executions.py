@@ -62,9 +62,9 @@ def join(parts: list[Executions]) -> Executions:
   return Executions(*map(np.concatenate, zip(*shifted, strict=True)))
 
 
-def iterations(ran: Executions, tag: int) -> Executions:
-  """Takes the iterations of a loop for executions: they end with each timestamp that has a tag.
-  What follows the last one of an execution is left out.
+def iterations(ran: Executions, tag: int, times: int = 1) -> Executions:
+  """Takes the iterations of a loop for executions: each ends where a timestamp with a tag has been
+  written so many times. What follows the last one of an execution is left out.
 
   >>> at = np.arange(6)
   >>> ran = Executions(np.array([0]), np.array([9]), np.array([20]), 0 * at,
@@ -72,8 +72,11 @@ def iterations(ran: Executions, tag: int) -> Executions:
   >>> cut = iterations(ran, 3)
   >>> cut.number.tolist(), cut.start_ns.tolist(), cut.end_ns.tolist(), cut.of.tolist()
   ([0, 1, 2], [9, 11, 13], [11, 13, 15], [0, 0, 1, 1, 2, 2])
+  >>> iterations(ran, 3, 2).end_ns.tolist()
+  [13]
   """
   ends = np.flatnonzero(ran.tag == tag)
+  ends = ends[_count_before(ran.of[ends]) % times == times - 1]
   own, end_ns = ran.of[ends], ran.ns[ends]
   begins = np.diff(own, prepend=-1) > 0
   start_ns = np.where(begins, ran.start_ns[own], np.roll(end_ns, 1))

@@ -106,7 +106,7 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
   """
   candidates = _candidates(set(order), match)
   counts = collections.Counter(name for name in order if name in candidates)
-  own = candidates if match else {name for name in candidates if not is_jax(name)} or candidates
+  own = candidates if match else likely(candidates)
   repeated = {name for name in own if counts[name] >= _FEWEST}
   most = max((seconds.get(name, 0.0) for name in repeated), default=0.0)
   trains = {name for name in repeated & differentiated if seconds.get(name, 0.0) >= _PART * most}
@@ -132,6 +132,13 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
       spent, seconds, match), spent / whole if whole else 1.0)
 
 
+def likely(names: Set[str]) -> set[str]:
+  """Names of programs that may be the step, of some: those that aren't beside it, and of these
+  those that aren't JAX's own, where there are any."""
+  candidates = _candidates(set(names), "")
+  return {name for name in candidates if not is_jax(name)} or candidates
+
+
 def is_beside(name: str) -> bool:
   """Whether a program's name says that it is no step.
 
@@ -146,11 +153,11 @@ def is_jax(name: str) -> bool:
   """Whether a program's name is one of JAX's own functions, which it compiles by themselves: what
   gathers values of all processes, moves arrays, or computes outside of any `jit`.
 
-  >>> [is_jax(name) for name in ("_identity_fn", "_psum", "_mean", "reduce_sum", "train_step")]
+  >>> [is_jax(name) for name in ("_identity_fn", "_psum", "_mean", "_reduce_all", "train_step")]
   [True, True, True, True, False]
   """
   said = name.removeprefix("_")
-  return name in _MOVES or hasattr(jax.numpy, said) or (
+  return name in _MOVES or hasattr(jax.numpy, said.removeprefix("reduce_")) or (
       said not in _CONTROL and hasattr(jax.lax, f"{said}_p"))
 
 

@@ -154,8 +154,9 @@ class StepFinder:
     numbers &= self._source.by_number.keys()
     if not numbers:
       return False
-    others = {number for number in numbers if not finding.is_beside(self._name(number))}
-    main = self._name(max(others or numbers, key=self._collector.spent))
+    likely = finding.likely({self._name(number) for number in numbers})
+    main = self._name(max((number for number in numbers if self._name(number) in likely),
+                          key=self._collector.spent))
     if "step" in main:
       return False
     # It may have been compiled twice, for what it is given first and for what it returns.
@@ -176,8 +177,9 @@ class StepFinder:
           collectives=tuple(dataclasses.replace(one, loops=one.loops[1:]) for one in inside))
       programs.add(self._iteration_of[program.number])
     number = self._iteration_of[program.number].number
-    last = [one for one in inside if _is_each_time(one)][-1]
-    count = self._collector.iterate(program.number, last.exit_tag, number)
+    # What runs once in an iteration, or else as often in each: the last time is its end.
+    last = min(reversed(inside), key=lambda one: _times(one) or math.inf)
+    count = self._collector.iterate(program.number, last.exit_tag, _times(last), number)
     if count:
       self._source.meet()
     return [(number, at) for at in range(count)]
@@ -261,13 +263,15 @@ class StepFinder:
 
 
 def _in_a_loop(program: ObservedProgram) -> list[Collective]:
-  """A program's collectives in its outermost loop, where some of them run once in each iteration;
-  [] where it has none, or several: those are of a step, forward and backward through layers."""
+  """A program's collectives in its outermost loop, where some of them run equally often in each
+  iteration; [] where it has none, or several: those are of a step, forward and backward through
+  layers."""
   inside = [one for one in program.collectives if one.loops]
   one_loop = len({one.loops[0].name for one in inside}) == 1
-  return inside if one_loop and any(map(_is_each_time, inside)) else []
+  return inside if one_loop and any(map(_times, inside)) else []
 
 
-def _is_each_time(one: Collective) -> bool:
-  """Whether it runs once in each iteration of the loop that it is in."""
-  return len(one.loops) == 1 and not one.conditional
+def _times(one: Collective) -> int:
+  """How often it runs in each iteration of the outermost loop that it is in; 0 where that differs,
+  or isn't known."""
+  return 0 if one.conditional else math.prod(loop.trips or 0 for loop in one.loops[1:])

@@ -42,6 +42,8 @@ def found(order, seconds, match=""):
     # what JAX runs to gather values of all processes is no step, unless nothing else ran
     (["train", *["_identity_fn"] * 9], {"train": 0.1, "_identity_fn": 9.0}, None),
     (["_psum"] * 9 + ["train"] * 3, {"train": 0.1, "_psum": 9.0}, (("train",), "train", False)),
+    (["_reduce_all"] * 9 + ["train"] * 3, {"train": 0.1, "_reduce_all": 9.0},
+     (("train",), "train", False)),
     (["_psum"] * 9 + ["eval_step"] * 3, {"eval_step": 0.1, "_psum": 9.0},
      (("eval_step",), "eval_step", False)),
     (["_identity_fn"] * 5, {"_identity_fn": 9.0}, (("_identity_fn",), "_identity_fn", False)),
