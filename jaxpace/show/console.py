@@ -60,7 +60,7 @@ _NUMBERS: dict[str, Any] = {"justify": "right", "no_wrap": True}
 _NAMES: dict[str, Any] = {"no_wrap": True}
 _WORDS: dict[str, dict[str, Any]] = {
     "host": {"overflow": "ellipsis", "no_wrap": True, "max_width": 24},
-    "collective": {}, "": _NAMES, "phase": _NAMES, "most in": _NAMES,
+    "collective": {}, "": _NAMES, "phase": _NAMES, "most in": {},
     "mostly for": _NAMES}
 
 

@@ -72,6 +72,16 @@ def test_a_long_name_goes_on_in_the_next_line_behind_a_separator(capsys, monkeyp
   assert all(re.search(r"[/_-]$|\.1$|\)$", line) for line in lines), lines
 
 
+def test_an_iteration_of_nested_loops_leaves_room_for_the_collective(capsys):
+  table = make_table("collective", "times", "waiting", "share", "most in", "mostly for", "transfer")
+  table.add_row(LongName("all-reduce (ppo.py:37)"), "16", "2.13 ms", "6.7 %",
+                "iteration 0 of 4, in it iteration 0 of 4: 1.07 ms", "rank 2: 33 %", "17.5 ms")
+  make_console().print(table)
+  said = capsys.readouterr().out
+  assert "…" not in said
+  assert {"collective", "all-reduce", "(ppo.py:37)", "16", "6.7", "17.5", "1.07"} <= set(said.split())
+
+
 # Progress of a long report.
 
 class Terminal(io.StringIO):
