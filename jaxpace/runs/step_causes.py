@@ -35,7 +35,8 @@ HOST_CAUSES = (
     HostCause("gc_ns", "garbage collection", "collects garbage"),
     HostCause("data_ns", "waiting for data", "waits for data", asked=True),
     HostCause("checkpoint_ns", "checkpoints", "writes checkpoints", asked=True),
-    HostCause("others_ns", "other programs", "runs other programs (an evaluation, say)"),
+    HostCause("others_ns", "other programs", "runs other programs (an evaluation, or what "
+              "processes meet in, as for a checkpoint)"),
     HostCause("between_ns", "time between steps", "is between two steps (data, a checkpoint, a "
               "program without collectives)"),
     HostCause("majflt", "major page faults"),

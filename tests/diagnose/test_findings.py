@@ -228,15 +228,21 @@ def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows(
                         for f in diagnose(run_of(job(everywhere, host_columns=False))[0]).findings}
 
 
-def test_pauses_are_found_where_the_loop_is_known_to_stand_still_though_not_for_what():
+@pytest.mark.parametrize("cause, said, advice", [
+    ("between", "is between two steps", "what the loop does between steps"),
+    # What processes meet in, such as a checkpoint's barriers, are programs as an evaluation is.
+    ("others", "as for a checkpoint", "checkpoints and gather")])
+def test_pauses_are_found_where_the_loop_is_known_to_stand_still_though_not_for_what(
+    cause, said, advice):
   run, truth = run_of(job(Fault("pause", 8e-3, probability=0.1), host_columns=False))
   first = [int(np.flatnonzero(run.process_of_rank == process)[0])
            for process in np.unique(run.process_of_rank)]
   between = HostCauses(np.unique(run.process_of_rank).astype(np.int64),
-                       {"between": (truth.gap[first] * 1e-9).astype(np.float32)})
+                       {cause: (truth.gap[first] * 1e-9).astype(np.float32)})
   [finding] = diagnose(dataclasses.replace(run, host_causes=between)).findings
-  assert (finding.mode, finding.causes) == (Verdict.JITTER, ("between",))
-  assert any("is between two steps" in said for said in finding.evidence)
+  assert (finding.mode, finding.causes) == (Verdict.JITTER, (cause,))
+  assert any(said in sentence for sentence in finding.evidence)
+  assert re.search(advice, finding.advice, re.IGNORECASE)
 
 
 def test_a_slow_link_in_a_bad_place_is_a_matter_of_locality():

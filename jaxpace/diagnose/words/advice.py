@@ -90,7 +90,8 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
             "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 C "
             "MTBF))",
         "others":
-            "run evaluations less often, or on fewer examples, if they take more than is meant",
+            "evaluate, write checkpoints and gather values of all processes less often, if that "
+            "takes more than is meant",
         "between":
             "see what the loop does between steps (`recorder.measure` names it): prefetch data, "
             "move logging and checkpoints off the loop",
