@@ -242,10 +242,13 @@ def nothing_read(path: pathlib.Path, tables: Sequence[TableFiles],
     return f"{path} holds a run without a single recorded step. {' '.join(kept[:3])}"
   if why := _ran_bare(path, processes):
     return f"{path} holds a run without a single recorded step: {why}"
-  return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
-          "seconds: has the job finished its first step, and is `recorder.record()` called in "
-          "the loop? Of `jaxpace run`, the step is what ran three times; of training that is one "
-          "program, such as a scan over all its steps, an iteration of its loop.")
+  over = bool(processes) and all(process.info.get("closed_cleanly") for process in processes)
+  when = (", and its recording has ended: was" if over else
+          " yet. Rows are written every few seconds: has the job finished its first step, and is")
+  return (f"{path} holds a run without a single recorded step{when} `recorder.record()` called in "
+          "the loop? Of `jaxpace run`, the step is what ran three times, of the programs with "
+          "collectives over several devices; of training that is one program, such as a scan over "
+          "all its steps, an iteration of its loop.")
 
 
 def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:

@@ -213,6 +213,10 @@ def test_runs_without_a_row(run_dir):
     read_run(path)
   shutil.rmtree(path / "steps")
   shutil.rmtree(path / "collectives")
+  with pytest.raises(RunError, match="without a single recorded step, and .* has ended"):
+    read_run(path)
+  goes_on = path / "process" / "0.json"
+  goes_on.write_text(json.dumps({**json.loads(goes_on.read_text()), "closed_cleanly": False}))
   with pytest.raises(RunError, match="without a single recorded step yet"):
     read_run(path)
 
