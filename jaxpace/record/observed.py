@@ -25,7 +25,7 @@ from typing import Any, Self
 import jax
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNSEEN
+from jaxpace.hosts.launch.environment import COUNT, EXACT, MATCH, RUN, UNSEEN
 from jaxpace.observation import programs
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
@@ -155,7 +155,7 @@ class observed:
     elif not self._programs.none:
       # What this process has started, say, may be recorded there.
       whose = " of this process" if self._recording.is_there else ""
-      self._warn(f"Nothing{whose} was recorded: no {which} {happened}.")
+      self._warn(f"Nothing{whose} was recorded: no {which} {happened}.{_taken_for_a_job()}")
 
   def _begin(self) -> None:
     """Begins to look for timestamps, in a thread of its own: to open a recording is to wait for
@@ -262,6 +262,15 @@ def attach(environment: Mapping[str, str]) -> None:
   _attached[0].give_way()
   _LOG.addHandler(_Unheard(logging.WARNING))
   _attached[0].open()
+
+
+def _taken_for_a_job() -> str:
+  """What a process needs to be told that is one of several and has not joined them; else empty."""
+  count = os.environ.get(COUNT, "")
+  if jax.process_count() > 1 or not count.isdecimal() or int(count) < 2:
+    return ""
+  return (f" This process of {count} takes itself for the whole job: call "
+          "jaxpace.distributed.initialize() (or jax.distributed.initialize()) first.")
 
 
 def _is_a_worker() -> bool:

@@ -226,6 +226,16 @@ def test_what_seemed_to_be_steps_is_gone_once_it_is_none(tmp_path, monkeypatch):
     read_run(directory)
 
 
+def test_a_process_of_a_job_that_it_has_not_joined_is_told_so(tmp_path, monkeypatch):
+  said = []
+  for count in ("", "1", "2"):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", count)
+    with jaxpace.observed(tmp_path / "run", say=said.append):
+      pass
+  assert all(sentence.startswith("Nothing was recorded: no program") for sentence in said)
+  assert ["distributed.initialize()" in sentence for sentence in said] == [False, False, True]
+
+
 def test_a_program_without_standard_error_gets_no_sentence_on_its_output(monkeypatch, capsys):
   monkeypatch.setattr(observed.sys, "stderr", None)
   observed._print("The step is sgd.")
