@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import kind_in
-from jaxpace.diagnose.floor import by_host, by_rank
+from jaxpace.diagnose.floor import shares_of_ranks
 from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.limits import LISTED, SCHEMA
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
@@ -17,7 +17,7 @@ from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.selected_steps import StepTime, mean_known
 from jaxpace.diagnose.waiting_places import CollectiveShare, Overlap, places
 from jaxpace.diagnose.words.codes import Sentence, Verdict, codes
-from jaxpace.diagnose.words.names import hosts_of
+from jaxpace.diagnose.words.names import hosts_of, ranks_by_host
 from jaxpace.diagnose.worth import Worth
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import WARNING, job_concerns
@@ -89,7 +89,7 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "what_if": _what_if(diagnosis),
       "pacing": _pacing(diagnosis),
       "per_rank": _per_rank(diagnosis),
-      "per_host": by_host(run, diagnosis.totals, diagnosis.floor) if diagnosis.step_time else {},
+      "per_host": _per_host(diagnosis) if diagnosis.step_time else {},
       "phases": {name: {"median": float(np.nanmedian(medians)),
                         "slowest_rank": int(np.nanargmax(medians)),
                         "slowest_median": float(np.nanmax(medians))}
@@ -163,7 +163,8 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
   step = totals.per_step["step"]
   elapsed = float(np.nansum(step))
   late = set(lateness.late.tolist()) if diagnosis.without_rank else set()
-  shares = by_rank(totals, diagnosis.floor) if diagnosis.step_time else [None] * run.ranks
+  shares = (shares_of_ranks(totals, diagnosis.floor, ([rank] for rank in range(run.ranks)))
+            if diagnosis.step_time else [None] * run.ranks)
   rows: list[dict[str, Any]] = []
   for rank in np.flatnonzero(run.there).tolist():
     number = int(totals.present[rank])
@@ -180,6 +181,12 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         "step_time": mean["step"], "compute": mean["compute"], "runtime": mean["runtime"],
         "pacing": mean["pacing"], "waiting": waiting, "shares": shares[rank]})
   return rows
+
+
+def _per_host(diagnosis: Diagnosis) -> dict[str, dict[str, float]]:
+  ranks = {host: own for host, own in ranks_by_host(diagnosis.run).items() if host}
+  shares = shares_of_ranks(diagnosis.totals, diagnosis.floor, ranks.values())
+  return {host: own for host, own in zip(ranks, shares, strict=True) if own is not None}
 
 
 def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@ the run itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from jaxpace.costs.fabric_file import MeasuredFabric, kind_in, quiet_seconds
 from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.diagnose.totals import Totals
-from jaxpace.diagnose.words.names import ranks_by_host
 from jaxpace.runs.run import CollectiveTimes, Run
 
 RUNNING_MINIMUM = "running minimum"
@@ -219,26 +218,13 @@ def shares_in(totals: Totals, floor: Floor, steps: np.ndarray) -> dict[str, floa
   return shares_of(parts, quiet, contention)
 
 
-def by_rank(totals: Totals, floor: Floor) -> list[dict[str, float] | None]:
-  """Shares of every rank's own steps; None for a rank without one."""
+def shares_of_ranks(totals: Totals, floor: Floor, each: Iterable[list[int]]
+                    ) -> list[dict[str, float] | None]:
+  """Shares over all steps of some ranks each, a host's or one rank; None where they have none."""
   quiet, contention = _split(totals, floor)
-  return [_mean_shares(totals, quiet, contention, [rank]) for rank in range(len(totals.present))]
-
-
-def by_host(run: Run, totals: Totals, floor: Floor) -> dict[str, dict[str, float]]:
-  """Shares of every host, over all steps of its ranks."""
-  quiet, contention = _split(totals, floor)
-  shares = {host: _mean_shares(totals, quiet, contention, own)
-            for host, own in ranks_by_host(run).items() if host}
-  return {host: own for host, own in shares.items() if own is not None}
-
-
-def _mean_shares(totals: Totals, quiet: np.ndarray, contention: np.ndarray,
-                 ranks: list[int]) -> dict[str, float] | None:
-  if not totals.present[ranks].sum():
-    return None
-  parts = {name: float(values[ranks].sum()) for name, values in totals.per_rank.items()}
-  return shares_of(parts, float(quiet[ranks].sum()), float(contention[ranks].sum()))
+  return [shares_of({name: float(values[ranks].sum()) for name, values in totals.per_rank.items()},
+                    float(quiet[ranks].sum()), float(contention[ranks].sum()))
+          if totals.present[ranks].any() else None for ranks in each]
 
 
 def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
