@@ -48,24 +48,15 @@ class BusyConnections(NamedTuple):
   edges: np.ndarray  # [W + 1] blocks
   seconds: np.ndarray  # [P, W]; NaN where not known
   carried: bool  # whether TCP carries the collectives at all
-  # [P, W] median round trips, seconds; None where they were not sampled
-  trips: np.ndarray | None = None
+  trips: np.ndarray  # [P, W] median round trips, seconds; NaN where they were not sampled
 
   def within(self, begin: int, end: int) -> np.ndarray:
     """[W] bool, windows that lie between two blocks; those that touch them where there are none."""
     inside = (self.edges[:-1] >= begin) & (self.edges[1:] <= end)
     return inside if inside.any() else (self.edges[1:] > begin) & (self.edges[:-1] < end)
 
-  def of(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """[P, w] the windows of several spans."""
-    return self._windows(self.seconds, spans)
-
-  def trips_of(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """[P, w] round trips in the windows of several spans; no windows where they were not
-    sampled."""
-    return self._windows(self.seconds[:, :0] if self.trips is None else self.trips, spans)
-
-  def _windows(self, values: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+  def of(self, values: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """[P, w] busy times or round trips, [P, W], in the windows of several spans."""
     own = [values[:, self.within(*span)] for span in spans] if values.size else []
     return np.concatenate([values[:, :0], *own], axis=1)
 
@@ -85,18 +76,16 @@ def read(case: EvidenceInputs) -> BusyConnections:
   # Between processes of one host there is no network: those connections are busy while nobody has a
   # processor to read.
   processes = () if on_one_host(case) else tuple(sorted(found))
-  seconds = (1e-9 * np.array([found[p] for p in processes]) if processes
-             else np.empty((0, len(edges) - 1)))
+  unknown = np.full(len(edges) - 1, np.nan)
+  shape = len(processes), len(unknown)
+  seconds, trips = (1e-9 * np.array([own.get(p, unknown) for p in processes]).reshape(shape)
+                    for own in (found, medians(case.run, case.selected, "tcp_rtt_ns", edges)))
   transfer = case.transfer[case.selected.mask]
   transfer = transfer[np.isfinite(transfer)]
   typical = medians_known(seconds)
   carried = bool(len(processes) > 1 and transfer.size and np.isfinite(typical).any()
                  and np.nanmedian(typical) >= PART * np.quantile(transfer, 0.25))
-  trips = medians(case.run, case.selected, "tcp_rtt_ns", edges)
-  unknown = np.full(len(edges) - 1, np.nan)
-  return BusyConnections(processes, edges, seconds, carried,
-                         1e-9 * np.array([trips.get(p, unknown) for p in processes]) if processes
-                         and trips else None)
+  return BusyConnections(processes, edges, seconds, carried, trips)
 
 
 def on_one_host(case: EvidenceInputs) -> bool:
@@ -138,9 +127,9 @@ def says_slower(busy: BusyConnections, inside: Sequence[tuple[int, int]],
   all windows of them; False where the counters can't tell."""
   if not busy.carried:
     return False
-  return (_longer(busy.trips_of(inside), busy.trips_of(outside), LONGER)
-          or _longer(busy.of(inside), busy.of(outside),
-                     TWICE if len(busy.processes) >= FEWEST else _OF_TWO))
+  enough = TWICE if len(busy.processes) >= FEWEST else _OF_TWO
+  return any(_longer(busy.of(values, inside), busy.of(values, outside), least)
+             for values, least in ((busy.trips, LONGER), (busy.seconds, enough)))
 
 
 def _longer(within: np.ndarray, without: np.ndarray, least: float) -> bool:
@@ -159,7 +148,7 @@ def typical_trips(busy: BusyConnections, inside: Sequence[tuple[int, int]],
                   outside: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
   """Typical round trips in some stretches and in others, s, of the processes that sampled them in
   both; None: of none."""
-  level, usual = medians_known(busy.trips_of(inside)), medians_known(busy.trips_of(outside))
+  level, usual = (medians_known(busy.of(busy.trips, spans)) for spans in (inside, outside))
   known = np.isfinite(level) & np.isfinite(usual)
   return (float(np.median(level[known])), float(np.median(usual[known]))) if known.any() else None
 
@@ -173,7 +162,7 @@ def whose(case: EvidenceInputs, busy: BusyConnections,
     busy: its connections.
     inside: blocks in which transfers are slow, (first, one past the last).
   """
-  windows = busy.of(inside)
+  windows = busy.of(busy.seconds, inside)
   level = dict(zip(busy.processes, medians_known(windows).tolist(), strict=True))
   known = {p: value for p, value in level.items() if np.isfinite(value)}
   if len(known) < 2:

@@ -46,7 +46,8 @@ def busy_of(*stretches: np.ndarray, noise: float = 0.0, seed: int = 0,
   seconds = np.concatenate([np.tile(s[:, None], (1, each)) for s in stretches], axis=1)
   return BusyConnections(tuple(range(len(seconds))), np.arange(seconds.shape[1] + 1),
                          seconds * random.gamma(1 / max(noise, 1e-3)**2, max(noise, 1e-3)**2,
-                                                seconds.shape), carried)
+                                                seconds.shape), carried,
+                         np.full(seconds.shape, np.nan))
 
 
 def whose(busy: BusyConnections) -> tcp.BusyLinks:

@@ -46,9 +46,9 @@ class SlowTransfers(NamedTuple):
   end: int
   level: float  # mean transfer in the contended stretch, s
   quiet: float  # and outside of it, or the floor
-  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
-  bursts: float
   links: tcp.BusyLinks
+  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
+  bursts: float = 0.0
   # round trips in the contended stretch and outside, s, where both are known
   trips: tuple[float, float] | None = None
 
@@ -104,7 +104,7 @@ def _stretch(case: EvidenceInputs, transfer: np.ndarray,
   return SlowTransfers(
       seconds=(level - quiet) * inside.size / case.selected.size,
       confidence=confidence(merged(beyond[blocks], np.ones(len(blocks)))), begin=begin, end=end,
-      level=level, quiet=quiet, bursts=0.0, links=tcp.whose(case, busy, those),
+      level=level, quiet=quiet, links=tcp.whose(case, busy, those),
       trips=tcp.typical_trips(busy, those, others))
 
 
@@ -165,7 +165,7 @@ def _throughout(case: EvidenceInputs, transfer: np.ndarray,
     return None
   return SlowTransfers(
       seconds=seconds, confidence=sure, begin=0, end=selected.blocks, level=mean,
-      quiet=mean - seconds, bursts=0.0, links=found)
+      quiet=mean - seconds, links=found)
 
 
 def _bursts(case: EvidenceInputs, transfer: np.ndarray,
