@@ -60,10 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(sys, name) is None:  # closed by the shell (`>&-`)
       # As long as the process; what it becomes or starts has it closed, as before.
       setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-  if sys.stderr is sys.__stderr__:
+  own = sys.__stderr__
+  if own is not None and sys.stderr is own:
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(_StandardError(sys.stderr.fileno(), "w", closefd=False)),
-        sys.stderr.encoding, "backslashreplace", line_buffering=True)
+        io.BufferedWriter(_StandardError(own.fileno(), "w", closefd=False)), own.encoding,
+        "backslashreplace", line_buffering=True)
   status = 0
   try:
     status = _dispatch(list(sys.argv[1:] if argv is None else argv))
