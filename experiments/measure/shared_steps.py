@@ -252,6 +252,8 @@ def judge(starts: list[dict[str, Any]]) -> dict[str, Any]:
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Work shared by speed, net of everything", figures)
+  page += [line for one in figures.get("added", []) for line in (
+      f"Starts were added on {one['date']}: `{one['command']}`.", "")]
   ranks, slow = figures.get("ranks", 4), figures.get("slow")
   who = "the last rank" if not slow else f"rank{'s' * (len(slow) > 1)} {', '.join(slow)}"
   what = (f"sleeps for 4 ms, on {who} longer" if figures["work"] == "sleep" else
@@ -351,6 +353,7 @@ def main(_: list[str]) -> None:
     if any(earlier.get(name, False) != value for name, value in asked.items()) or [
         *earlier["starts"][0]] != [f"{float(by):g}" for by in its.slower]:
       raise SystemExit(f"{out} was measured with other settings: its starts can't be added to.")
+    earlier.setdefault("added", []).append({name: figures[name] for name in ("command", "date")})
     figures, starts = earlier, earlier["starts"]
   for _ in range(its.starts):
     with (tempfile.TemporaryDirectory() as root,
