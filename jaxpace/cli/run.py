@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace run`."""
   parser.usage = "jaxpace run [options] -- COMMAND [ARGUMENT ...]"
   parser.epilog = EPILOG
-  parser.add_argument("--out", type=Path, metavar="RUN",
+  parser.add_argument("--out", type=_folder, metavar="RUN",
                       help="run directory (default: runs/<time>-<pid>)")
   parser.add_argument("--match", default="", metavar="NAME",
                       help="name of the step's program, such as train_step or 'train*', where it "
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="devices of each process: simulated ones on CPU, D of the machine's "
                            "GPUs each otherwise (default: one GPU each where there are enough, "
                            "else JAX's own choice)")
-  parser.add_argument("--logs", type=Path, metavar="DIR",
+  parser.add_argument("--logs", type=_folder, metavar="DIR",
                       help="directory of the logs, process-0.log and so on, of what each process "
                            "writes to stdout and stderr (default: runs/launch-<time>-<pid>)")
   parser.add_argument("--show", choices=("first", "all", "none"), default="first",
@@ -130,6 +130,12 @@ def run(args: argparse.Namespace) -> int:
     raise
   _say_if_unseen(unseen)
   return status
+
+
+def _folder(text: str) -> Path:
+  if not text:
+    raise argparse.ArgumentTypeError("it is empty and names no directory")
+  return Path(text)
 
 
 def _record(directory: Path, match: str, exact: bool) -> None:
@@ -214,5 +220,6 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
       args.nproc, args.devices_per_process or 1, cores)
   job = Launcher(command, args.nproc, logs, args.show, args.grace, args.devices_per_process,
                  threads)
-  print(f"jaxpace run: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
+  print(f"jaxpace run: {job.nproc} process{'es' if job.nproc > 1 else ''}, logs in {logs}",
+        file=sys.stderr, flush=True)
   return job.run()

@@ -46,6 +46,7 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
     ([], "no command after `--`"),
     (["--nproc", "0", "--", "true"], "must be at least 1, not 0"),
     (["--nproc", "two", "--", "true"], "'two' is not a whole number"),
+    (["--out", "", "--", "true"], "it is empty and names no directory"),
     (["--nproc", "2"], "no command after `--`"), (["--nproc", "2", "--"], "no command after `--`"),
     (["--nproc", "2", "--", "no-such-program"], "'no-such-program' was not found in PATH"),
     (["--nproc", "2", "--", "./no/such.py"], "./no/such.py does not exist"),

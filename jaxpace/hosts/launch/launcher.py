@@ -257,11 +257,11 @@ class Launcher:
     self._wait(_SETTLE_SECONDS, lambda: self._received or self._causes())
     by = self._received.pop(0) if self._received else None
     if by == signal.SIGINT:
-      self._say(f"stopping {len(self._running())} processes; Ctrl-C again kills them at once.")
+      self._say("stopping the job; Ctrl-C again kills it at once.")
       # What Ctrl-C does to a single program, so that `finally` and `with` run: JAX swallows SIGTERM
       self._stop((signal.SIGINT, self.grace / 2), (signal.SIGTERM, self.grace / 2))
     elif by is not None:
-      self._say(f"{_SIGNALS[by]} received, stopping {len(self._running())} processes.")
+      self._say(f"{_SIGNALS[by]} received, stopping the job.")
       self._stop((signal.SIGTERM, self.grace))
     elif self._running():
       self._say(f"{self._first()}; stopping the others.")
