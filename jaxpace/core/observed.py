@@ -104,6 +104,13 @@ class ObservedPlan:
     return dataclasses.asdict(self)
 
 
+Decisions = Mapping[str, Mapping[int, float]]
+"""What was decided for a step beside it, by the name of its column: of each of this process's
+devices, by its place in `jax.devices()`."""
+MOST_DECIDED = 1024
+"""Changes of what is decided that wait to be recorded, at most."""
+
+
 class Recordable:
   """Base of what `jaxpace.instrument` and `jaxpace.observe` return.
 
@@ -186,9 +193,9 @@ class ObservedFunction(Recordable):
   """Numbers of the programs with timestamps of which each call dispatches one; what is compiled
   beside them, to cut arguments up say, is not among them."""
 
-  decisions: Mapping[str, Mapping[int, float]] = {}
-  """What was decided for the step that comes, by the name of its column: of each of this process's
-  devices, by its place in `jax.devices()`. Empty where no work is shared by speed."""
+  decided: tuple[tuple[int, Decisions], ...] = ()
+  """What was decided for calls, from which number on each. Empty where no work is shared by
+  speed."""
 
   coming: collections.deque[Callable[[], None]]
   """What is to be done with the next calls, one each, just before it: where work is shared."""
@@ -196,6 +203,16 @@ class ObservedFunction(Recordable):
   calls: int = 0
   """Calls so far in this process: the k-th execution of any of these to start on a device is of the
   k-th call. Counted as long as all programs of the function have timestamps."""
+
+  @property
+  def functions(self) -> Sequence[ObservedFunction]:
+    """Those whose calls run these programs."""
+    return (self,)
+
+  def decide(self, decisions: Decisions) -> None:
+    """Takes note of what was decided for the next call, for whoever records it."""
+    if not self.decided or self.decided[-1][1] is not decisions:
+      self.decided = (*self.decided[1 - MOST_DECIDED:], (self.calls, decisions))
 
 
 _COLUMNS = ("collective", "bytes", "along", "groups", "turns", "phase", "from")

@@ -20,7 +20,7 @@ import itertools
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from jaxpace.coordination import knobs, trial
 from jaxpace.coordination.apportion import even
 from jaxpace.coordination.guard import judged
 from jaxpace.core import own_context
-from jaxpace.core.observed import ObservedFunction
+from jaxpace.core.observed import Decisions, ObservedFunction
 from jaxpace.core.pacing import decide_counts
 from jaxpace.core.types import Balancer, Observation
 from jaxpace.live.busy_times import BusyTimes
@@ -56,8 +56,6 @@ _PATIENT = 4
 _SAYS_SO = 10
 """Seconds for which counts that are asked for too early wait, until a warning says so."""
 _NAN = np.float32(np.nan)
-Decisions = Mapping[str, Mapping[int, float]]
-"""As `ObservedFunction.decisions`."""
 
 
 class SharedCounts:
@@ -207,7 +205,8 @@ class SharedCounts:
 
   def _called_with(self, step: ObservedFunction, asked_in: int, threshold: float | None) -> None:
     """What comes with a call of the step, just before it: the exchange, if it is due."""
-    number, counts, step.decisions = self._ahead.popleft()
+    number, counts, decisions = self._ahead.popleft()
+    step.decide(decisions)
     if self._busy is None or not self._busy.reads(step):
       self._busy = BusyTimes(step, self._gathered.own)
       self._recent.clear()
@@ -275,7 +274,8 @@ class SharedCounts:
     kept = mode == trial.KEPT
     _LOG.log(logging.INFO if kept else logging.WARNING,
              "Work shared by speed %s from step %d on. Effect on the mean step: %+.1f %% "
-             "[%+.1f, %+.1f], of %d pairs of blocks.", "stays" if kept else "is off", self._number,
+             "[%+.1f, %+.1f], of %d pairs of blocks, each clipped at 50 %%.",
+             "stays" if kept else "is off", self._number,
              *(100 * found[name] for name in ("work_effect", "work_effect_low",
                                               "work_effect_high")), found["work_pairs"])
 

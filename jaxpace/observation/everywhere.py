@@ -234,6 +234,11 @@ class Everywhere(Watcher):
     """See `ObservedFunction`."""
     return frozenset(one.number for one in programs.known() if not one.bare)
 
+  @property
+  def functions(self) -> Sequence[ObservedFunction]:
+    """See `ObservedFunction`: all that are observed by name."""
+    return [each for reference in _functions.valuerefs() if (each := reference()) is not None]
+
   def settings_json(self) -> dict[str, Any]:
     """Returns how steps are observed, as plain JSON values."""
     return {"observed": True, "everywhere": True, "exact": self.exact}

@@ -3,11 +3,13 @@ device, no clock, no I/O."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.core.observed import Decisions
 from jaxpace.record.ring.plan import StepPlan
 from jaxpace.runs.step_causes import HOST_CAUSES
 
@@ -105,8 +107,8 @@ class StepCalls(NamedTuple):
   ranges: tuple[Range, ...]
   sample: Sample
   extra: dict[str, float]
-  decisions: Mapping[str, Mapping[int, float]] = {}
-  """What was decided for it beside it, of each rank of this process, by the name of its column."""
+  decisions: Decisions = types.MappingProxyType({})
+  """What was decided for it beside it."""
 
 
 class DeviceSteps(NamedTuple):

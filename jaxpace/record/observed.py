@@ -267,7 +267,7 @@ def attach(environment: Mapping[str, str]) -> None:
 def _taken_for_a_job() -> str:
   """What a process needs to be told that is one of several and has not joined them; else empty."""
   count = os.environ.get(COUNT, "")
-  if jax.process_count() > 1 or not count.isdecimal() or int(count) < 2:
+  if not count.isdecimal() or int(count) < 2 or jax.process_count() > 1:
     return ""
   return (f" This process of {count} takes itself for the whole job: call "
           "jaxpace.distributed.initialize() (or jax.distributed.initialize()) first.")

@@ -63,10 +63,8 @@ def test_a_guard_keeps_what_pays_and_says_what_it_found(timed, counts, kept, lev
                                                         caplog, capsys):
   caplog.set_level(logging.INFO, "jaxpace")
   job = timed(jaxpace.guard(always(counts), block=16, harm=100.0))
-  with jaxpace.Recorder(tmp_path, job.step) as recorder:
-    for _ in range(450):
-      job.run(1)
-      recorder.record()
+  with jaxpace.observed(tmp_path):
+    job.run(450)
   assert job.ran[-24:] == [counts if kept else EVEN] * 24 and counts in job.ran[:200]
   said = [record for record in caplog.records if "Work shared by speed" in record.message]
   assert [record.levelno for record in said] == [level]

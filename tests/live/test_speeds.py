@@ -370,12 +370,14 @@ def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
   assert job.ran == [EVEN] * 17 and job.step.calls == 0
 
 
-def test_a_recording_has_the_counts_of_each_step(tmp_path):
+@pytest.mark.parametrize("named", [True, False])
+def test_a_recording_has_the_counts_of_each_step(tmp_path, named):
   job = Job()
-  with jaxpace.Recorder(tmp_path, job.step) as recorder:
+  with jaxpace.Recorder(tmp_path, job.step) if named else jaxpace.observed(tmp_path) as recorder:
     for _ in range(20):
       job.run(1)
-      recorder.record()
+      if named:
+        recorder.record()
   steps = pa.concat_tables(map(pq.read_table, sorted(tmp_path.glob("steps/*.parquet"))))
   found = {(step, rank): count for step, rank, count in zip(
       *(steps[name].to_pylist() for name in ("step", "rank", "decision_micro_batches")),

@@ -168,9 +168,6 @@ class InstrumentedStep(PlannedPrograms):
   gives them. Its collectives that have a slot there keep it; each iteration of the others has one
   behind those."""
 
-  decisions: Mapping[str, Mapping[int, float]] = {}
-  """None beside the step."""
-
   def __init__(self, paced: InstrumentedFunction):
     """Prepares."""
     super().__init__(())

@@ -20,6 +20,7 @@ from jaxpace.observation.clocks import host_ring
 from jaxpace.record import columns
 from jaxpace.record.columns import UNKNOWN, Columns, DeviceSteps, Range, Sample, StepCalls, rows
 from jaxpace.record.host_use import HostUse
+from jaxpace.record.ring.calls import DecidedSteps
 from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.found import StepFinder
 from jaxpace.record.ring.observed import PlannedPrograms
@@ -213,8 +214,7 @@ class Intake(StepTables):
     self._identity = identity
     self._finder, self._next = finder, first_step
     self._described = 0
-    self.recorded: collections.deque[
-        tuple[Sample, dict[str, float], Mapping[str, Mapping[int, float]]]] = collections.deque()
+    self.recorded: collections.deque[tuple[Sample, dict[str, float]]] = collections.deque()
     """What the loop has recorded of each step; filled by it, emptied here."""
     self._recorded, self._follows = 0, True
     self._pending: list[StepCalls] = []
@@ -223,6 +223,10 @@ class Intake(StepTables):
     self.last = False
     """Set by another thread: nothing will be executed any more."""
     self._source.meet(self._collector)
+    # Nothing is collected yet: what it has passed came before.
+    self._decided = DecidedSteps({
+        number: collector.passed(buffers[0], number)
+        for number, buffers in self._source.buffers(collector).items() if buffers})
     self._write_plan()
 
   @property
@@ -244,7 +248,7 @@ class Intake(StepTables):
   def record(self, sample: Sample, extra: dict[str, float]) -> None:
     """Takes what the loop says of its next step."""
     if len(self.recorded) < _MOST_RECORDED:
-      self.recorded.append((sample, extra, self._source.decisions))
+      self.recorded.append((sample, extra))
     else:
       self._follows = False
 
@@ -264,6 +268,7 @@ class Intake(StepTables):
     steps = self._finder.guess(other._source, other._collector)
     if not steps:
       return None
+    steps = self._decided.beside(steps)
     other.add(other._source.plan_of(steps, other._detail), steps)
     return other
 
@@ -274,9 +279,10 @@ class Intake(StepTables):
     if self._host is not None:
       self._host.keep()
     fresh = self._collector.settle(self._source.buffers(self._collector))
+    self._decided.note(fresh, self._source.functions)
     steps = self._each(fresh) if self._finder is None else self._finder.cut(fresh, self.last)
     self.over += len(steps)
-    steps = self._as_recorded(steps)
+    steps = self._as_recorded(self._decided.beside(steps))
     known, self._described = self._described, len(self._source.programs)
     if steps or known < self._described:
       self.add(self._source.plan_of(steps, self._detail), steps)
@@ -310,11 +316,10 @@ class Intake(StepTables):
       count = min(count, len(self.recorded))
     for place in range(count):
       with contextlib.suppress(IndexError):
-        sample, extra, decisions = self.recorded.popleft()
+        sample, extra = self.recorded.popleft()
         self._recorded += 1
         if self._follows:
-          self._pending[place] = self._pending[place]._replace(
-              sample=sample, extra=extra, decisions=decisions)
+          self._pending[place] = self._pending[place]._replace(sample=sample, extra=extra)
     taken, self._pending = self._pending[:count], self._pending[count:]
     return taken
 

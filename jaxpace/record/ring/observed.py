@@ -66,10 +66,9 @@ class PlannedPrograms:
     return frozenset[int]().union(*(one.runs for one in self._observed))
 
   @property
-  def decisions(self) -> Mapping[str, Mapping[int, float]]:
-    """What was decided for the step that was called last, of each rank of this process, by the name
-    of its column. In the loop's thread."""
-    return next((one.decisions for one in self._observed if one.decisions), {})
+  def functions(self) -> list[ObservedFunction]:
+    """Those whose calls run the steps' programs. From any thread."""
+    return [each for one in self._observed for each in one.functions]
 
   @property
   def paced(self) -> dict[int, int]:

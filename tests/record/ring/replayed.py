@@ -49,6 +49,10 @@ class _Collector:
   def collect(self, programs):
     """All is there."""
 
+  def passed(self, buffer, program):
+    """Nothing came before."""
+    return 0
+
   def take(self, buffer, program, before):
     return self.waiting.pop(buffer, NOTHING)
 

@@ -1,0 +1,74 @@
+"""Which call of an observed function an execution is of, and what was decided for that beside the
+function."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+
+from jaxpace.core.observed import MOST_DECIDED, Decisions, ObservedFunction
+from jaxpace.record.columns import StepCalls
+
+
+class CallNumbers:
+  """Numbers of an observed function's calls, as a device executes its programs: the k-th execution
+  of any of them is of the k-th call."""
+
+  def __init__(self, started: Mapping[int, int]):
+    """Begins; `started` is how many executions each of its programs has begun so far."""
+    self._started = dict(started)
+
+  def of(self, program: int, execution: int) -> int:
+    """Returns which call an execution is of. Executions come in the order in which they began."""
+    self._started[program] = execution + 1
+    return sum(self._started.values()) - 1
+
+
+class DecidedSteps:
+  """What was decided for steps beside them, by what was executed in each."""
+
+  def __init__(self, started: Mapping[int, int]):
+    """Begins; `started` is how many executions each program has begun so far."""
+    self._before = started
+    self._numbers: dict[ObservedFunction, CallNumbers] = {}
+    # By program, from which execution on what was decided.
+    self._decided: dict[int, list[tuple[int, Decisions]]] = collections.defaultdict(list)
+
+  def note(self, executions: Iterable[tuple[int, int]], functions: Sequence[ObservedFunction]
+           ) -> None:
+    """Takes note of executions, program and number of each, in the order in which they began."""
+    deciding = {number: each for each in functions if each.decided for number in each.runs}
+    if not deciding:
+      return
+    decided = {each: each.decided for each in deciding.values()}
+    for program, number in executions:
+      function = deciding.get(program)
+      if function is None:
+        continue
+      if function not in self._numbers:
+        self._numbers[function] = CallNumbers(
+            {each: self._before.get(each, 0) for each in function.runs})
+      call = self._numbers[function].of(program, number)
+      at = bisect.bisect_right(decided[function], call, key=_begins) - 1
+      found = decided[function][at][1] if at >= 0 else {}
+      noted = self._decided[program]
+      if not noted or noted[-1][1] is not found:
+        noted.append((number, found))
+        del noted[:-MOST_DECIDED]
+
+  def beside(self, steps: Sequence[StepCalls]) -> list[StepCalls]:
+    """The same steps, with what was decided for each."""
+    return [step._replace(decisions=self._of(step)) for step in steps]
+
+  def _of(self, step: StepCalls) -> Decisions:
+    for one in step.ranges:
+      noted = self._decided.get(one.program, [])
+      at = bisect.bisect_right(noted, one.begin, key=_begins) - 1
+      if at >= 0 and noted[at][1]:
+        return noted[at][1]
+    return {}
+
+
+def _begins(each: tuple[int, Decisions]) -> int:
+  return each[0]
