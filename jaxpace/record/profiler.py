@@ -27,6 +27,7 @@ from jaxpace.record.recording import CLOSE_SECONDS, Recording
 from jaxpace.record.ring.executions import Executions
 from jaxpace.record.ring.intake import StepTables
 from jaxpace.record.ring.observed import PlannedPrograms
+from jaxpace.record.threads import BackgroundThread
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
 
@@ -112,7 +113,7 @@ class ProfiledRecorder(Recording, Recordable):
     self._folder = ""
     self._steps: list[StepCalls] = []  # of that session
     self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
-    self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
+    self._reader = BackgroundThread(self._read, "profile-reader")
     self._free = threading.Event()
     self._free.set()
     self._traced = ObservedFunction()
@@ -139,6 +140,7 @@ class ProfiledRecorder(Recording, Recordable):
                       "jaxpace.observe times every step, on NVIDIA's.")
     self._intake = _ProfiledIntake(
         jax.process_index(), identity.attempt, PlannedPrograms([self._traced]))
+    traces.make_types()
     self._reader.start()
     return self._intake
 

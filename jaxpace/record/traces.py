@@ -9,6 +9,7 @@ annotation whose name holds the host's clock ties them to that.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import math
 import re
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxpace.core.observed import KINDS, ObservedProgram
@@ -31,6 +33,10 @@ ns, follows."""
 _NOISE = ("ThreadpoolListener", "end: ", "Wait", "ThunkExecutor")
 """Beginnings of the names of most events of a trace on CPU. They belong to no operation; reading
 more takes time."""
+
+_LEAST = b'\n"\x1a\n"\x08\x08\x01"\x04\x08\x01\x18\x01"\t\x08\x01\x12\x05\x08\x01\x12\x01e' \
+  b"*\t\x08\x01\x12\x05\x08\x01\x12\x01a"
+"""A trace, serialized: one plane, line and event `e`, which has one number `a`."""
 
 _COLLECTIVE = re.compile(rf"^({'|'.join(KINDS)})(-start|-done)?(\.\d+)*$")
 
@@ -59,6 +65,20 @@ class ProfileError(Exception):
   """The trace doesn't show what is looked for; the message says what it lacks."""
 
 
+@functools.cache
+def make_types() -> tuple[type, ...]:
+  """Has jaxlib make the types that traces are read by, and keeps them: they would be collected as
+  garbage, and made again.
+
+  From 0.12 on Python warns of one of them. Where a warning is an error, as under `python -W error`,
+  the process would be aborted; and what is ignored is so in all threads, until another one that
+  ignores something comes to its end. So it is for the loop's thread, before there are others.
+  """
+  profile: Any = jax.profiler.ProfileData.from_serialized_xspace(_LEAST)
+  with warnings.catch_warnings(action="ignore"):
+    return tuple(type(iter(event.stats)) for event in _events(profile))
+
+
 def operations(profile: Any) -> list[Operation]:
   """Reads the operations of a trace that belong to an execution and a device.
 
@@ -71,10 +91,6 @@ def operations(profile: Any) -> list[Operation]:
   found: list[Operation] = []
   offset: int | None = None
   nameless = False
-  with warnings.catch_warnings(action="ignore"):
-    # From jaxlib 0.12 on this makes a type that Python warns of. Where a warning is an error, as
-    # under `python -W error`, the process would be aborted.
-    next((iter(event.stats) for event in _events(profile)), None)
   for event in _events(profile):
     name = event.name
     if name.startswith(_NOISE):
