@@ -220,6 +220,6 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
       args.nproc, args.devices_per_process or 1, cores)
   job = Launcher(command, args.nproc, logs, args.show, args.grace, args.devices_per_process,
                  threads)
-  print(f"jaxpace run: {job.nproc} process{'es' if job.nproc > 1 else ''}, logs in {logs}",
-        file=sys.stderr, flush=True)
+  processes = "1 process" if job.nproc == 1 else f"{job.nproc} processes"
+  print(f"jaxpace run: {processes}, logs in {logs}", file=sys.stderr, flush=True)
   return job.run()

@@ -31,7 +31,7 @@ from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
 from jaxpace.record.recording import Recording, in_one_line
 from jaxpace.record.ring.collect import Collector
-from jaxpace.record.ring.finding import Step
+from jaxpace.record.ring.finding import Step, is_jax
 from jaxpace.record.ring.observed import buffers_of
 from jaxpace.record.threads import BackgroundThread
 from jaxpace.runs import rundir
@@ -41,6 +41,8 @@ _LOG = logging.getLogger("jaxpace")
 _OPEN_SECONDS = 10.0
 """How long the end of a program waits for its recording to begin."""
 _LOOK_SECONDS = 0.05
+_MOST_UNREAD = 0.25
+"""Fraction of the ring that waits for a program's recorder to open, at most."""
 _MOST_NAMES = 12
 
 _GIVES_WAY = "This program opens a recorder of its own: that alone records."
@@ -170,7 +172,7 @@ class observed:
 
   def _open(self) -> None:
     """Opens the recording once a program with timestamps runs."""
-    while not self._recording.anything and not self._over.wait(_LOOK_SECONDS):
+    while not self._has_begun() and not self._over.wait(_LOOK_SECONDS):
       pass
     if not self._recording.anything:
       wait_for_dispatched()
@@ -180,6 +182,12 @@ class observed:
       self._say(_GIVES_WAY)
     elif self._recording.anything:
       self._recording.open()
+
+  def _has_begun(self) -> bool:
+    """Whether what runs is to be recorded. JAX's own programs place arrays before a loop begins,
+    and so before its recorder opens."""
+    ran = self._recording.anything
+    return ran and (not self.gives_way or Recording.opened or self._recording.has_begun)
 
   def _at_exit(self) -> None:
     with contextlib.suppress(KeyboardInterrupt):
@@ -209,6 +217,14 @@ class FoundRecorder(Recorder):
   def anything(self) -> bool:
     """Whether anything has been executed."""
     return self._collector is not None and self._collector.anything
+
+  @property
+  def has_begun(self) -> bool:
+    """Whether a program has run that is none of JAX's own, or these fill the ring."""
+    assert self._collector is not None
+    return self._collector.unread > _MOST_UNREAD or any(
+        programs.executions(one.number) and not is_jax(one.name)
+        for one in self._source.plan.programs if not one.bare)
 
   @property
   def is_there(self) -> bool:

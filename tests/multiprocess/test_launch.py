@@ -296,6 +296,11 @@ def test_more_than_a_machine_can_run_is_refused_before_anything_starts(tmp_path,
   assert done.returncode == 2 and words in done.stderr and not (tmp_path / "logs").exists()
 
 
+def test_a_job_of_one_process_is_one(tmp_path):
+  status, _, err = run(tmp_path, "", nproc=1)
+  assert status == 0 and err.startswith("jaxpace run: 1 process, logs in")
+
+
 def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path):
   (tmp_path / "logs").mkdir()
   (tmp_path / "victim").write_text("mine")

@@ -409,6 +409,38 @@ def test_a_program_that_records_itself_is_left_to_it(tmp_path, monkeypatch, reco
   assert shared.pop("jaxpace/run") == f"!{said[0]}" and len(shared) == 1
 
 
+def test_what_jax_runs_before_a_recorder_opens_begins_no_other_recording(tmp_path, monkeypatch):
+  monkeypatch.setattr(observed, "_LOOK_SECONDS", 0.002)
+  monkeypatch.setattr(observed.Recording, "opened", False)
+  said, looks = [], []
+  inside = observed.observed(tmp_path / "run", say=said.append)
+  wait = inside._over.wait
+  monkeypatch.setattr(inside._over, "wait", lambda seconds: looks.append(0) or wait(seconds))
+  inside.give_way()
+  with inside:
+    _, x = arrays()
+    jnp.sum(x).block_until_ready()
+    so_far = len(looks)
+    awaited(lambda: len(looks) > so_far + 3 or (tmp_path / "run").exists(), 20)
+    with jaxpace.observed(tmp_path / "own"):
+      train()
+  assert not (tmp_path / "run").exists() and (tmp_path / "own").exists()
+  assert said == ["This program opens a recorder of its own: that alone records."]
+
+
+def test_a_program_of_jax_functions_alone_is_recorded_all_the_same(tmp_path, monkeypatch):
+  monkeypatch.setattr(observed, "_MOST_UNREAD", 1e-4)
+  monkeypatch.setattr(observed.Recording, "opened", False)
+  inside = observed.observed(tmp_path / "run")
+  inside.give_way()
+  with inside:
+    _, x = arrays()
+    for _ in range(STEPS):
+      jnp.sum(x).block_until_ready()
+    awaited(lambda: (tmp_path / "run" / "run.json").exists(), 20)
+  assert len(read_run(tmp_path / "run").steps) == STEPS
+
+
 def test_warnings_say_whose_they_are_where_a_program_keeps_no_log(monkeypatch, capsys):
   handler, log = observed._Unheard(), logging.getLogger("jaxpace")
   monkeypatch.setattr(log, "handlers", [handler])
