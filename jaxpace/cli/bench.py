@@ -11,6 +11,7 @@ from typing import Any
 from jaxpace.cli import running
 from jaxpace.files import UserError
 from jaxpace.hosts.launch import environment
+from jaxpace.runs.plain_text import write_plain
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"
@@ -76,7 +77,8 @@ def run(args: argparse.Namespace) -> running.Answer | int:
       links = probe_links(args.run, message_bytes=args.kib << 10, repeats=args.repeats,
                           seconds=args.seconds,
                           progress=None if place.index else args.progress.counting("Probing"))
-      return 0 if place.index else running.Answer(lambda: print(links.text()), links.to_json)
+      return 0 if place.index else running.Answer(
+          lambda: write_plain(links.text()), links.to_json)
     devices = jax.devices()
   except (RuntimeError, TimeoutError, ValueError) as error:
     raise UserError(str(error).splitlines()[0]) from error
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> running.Answer | int:
                     "processes (`jaxpace run --nproc 2 -- jaxpace bench`, srun, mpirun), "
                     "or give --devices 8 to make 8 of this CPU.")
   document = _measure(args, devices, jax, first=place.index == 0)
-  return 0 if place.index else running.Answer(lambda: print(_text(document), flush=True),
+  return 0 if place.index else running.Answer(lambda: write_plain(_text(document)),
                                               lambda: document)
 
 

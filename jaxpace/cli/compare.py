@@ -75,12 +75,12 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
   console.print()
   table = make_table("", "A", "B", "change", "95 % interval", "of A's step")
   for name, c in (("step", found.step_time), *found.shares.items()):
-    table.add_row(name, milliseconds(c.a), milliseconds(c.b), signed(c.difference),
-                  f"{signed(c.low)} to {signed(c.high)}",
+    table.add_row(f"{name} *" if c.sure else name, milliseconds(c.a), milliseconds(c.b),
+                  signed(c.difference), f"{signed(c.low)} to {signed(c.high)}",
                   f"{100 * c.difference / found.step_time.a:+.1f} %",
                   style="bold" if c.sure else "dim")
   console.print(table)
-  console.print(Text("Bold: surely changed (the shares are tested together).", style="dim"))
+  console.print(Text("*: surely changed (the shares are tested together).", style="dim"))
   changed = found.changed_ranks
   if changed:
     console.print()

@@ -24,6 +24,7 @@ examples:
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _AS_MADE = {"max_delay": "made", "threshold": "made", "ranks": "all", "until_step": "none"}
 _STEP = running.number("the number", 0, 2**31 - 1)
+_NUMBER = running.number("the number", 0, whole=False)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,10 +134,10 @@ def _seconds(text: str) -> float | str:
 
 def _share(text: str) -> float | str:
   """Parses a number, or "made", which stands for the pacer's own."""
-  try:
-    return text if text == "made" else float(text)
-  except ValueError:
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+  if text == "made":
+    return text
+  value: float = _NUMBER(text)
+  return value
 
 
 def _step_or_none(text: str) -> int | str:

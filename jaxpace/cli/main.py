@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxpace.cli import running
 from jaxpace.show.console import give_up_output
@@ -95,6 +95,21 @@ class _StandardError(io.FileIO):
       return len(data)
 
 
+class _Parser(argparse.ArgumentParser):
+  """Says of a value that looks like an option how it is given."""
+
+  given: Sequence[str] = ()
+  """What is parsed."""
+
+  def error(self, message: str) -> NoReturn:
+    """See `argparse.ArgumentParser`."""
+    names, missing, _ = message.removeprefix("argument ").partition(": expected one argument")
+    for option, value in zip(self.given, self.given[1:], strict=False):
+      if missing and option in names.split("/") and value.startswith("-"):
+        message = f"argument {names}: write {option}={value}, or it is taken for an option"
+    super().error(message)
+
+
 def _dispatch(argv: list[str]) -> int:
   if not argv or argv[0] in ("-h", "--help", "help"):
     print(usage())
@@ -116,11 +131,12 @@ def _dispatch(argv: list[str]) -> int:
     os.environ.pop("JAXPACE_RUN", None)
   what = COMMANDS[name]
   command = importlib.import_module(f"jaxpace.cli.{name.replace('-', '_')}")
-  parser = argparse.ArgumentParser(
+  parser = _Parser(
       prog=f"jaxpace {name}", description=what[0].upper() + what[1:] + ".",
       epilog=getattr(command, "EPILOG", None), allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
   command.add_arguments(parser)
+  parser.given = rest
   try:
     args = parser.parse_args(rest)
   except SystemExit as done:  # argparse has printed its sentence

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jaxpace.cli import running
+from jaxpace.files import UserError
 from jaxpace.runs.plain_text import write_plain
 from jaxpace.show.console import check_target, make_console, write_file
 
@@ -72,6 +73,11 @@ def run(args: argparse.Namespace) -> running.Answer | int:
   from jaxpace.hang.read_rings import read_flight
   from jaxpace.runs.run import RunError
 
+  if args.series and not args.json:
+    raise UserError("--series goes into the JSON: give --json FILE as well.")
+  if not args.forecast and (args.ranks_per_host or args.algorithm):
+    raise UserError("--ranks-per-host and --algorithm are about a forecast: give --forecast N,M "
+                    "as well.")
   hang = find_hang(read_flight(args.run))
   try:
     return _report(args, hang)

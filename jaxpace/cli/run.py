@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace run`."""
   parser.usage = "jaxpace run [options] -- COMMAND [ARGUMENT ...]"
   parser.epilog = EPILOG
-  parser.add_argument("--out", type=_folder, metavar="RUN",
+  parser.add_argument("--out", type=_directory, metavar="RUN",
                       help="run directory (default: runs/<time>-<pid>)")
   parser.add_argument("--match", default="", metavar="NAME",
                       help="name of the step's program, such as train_step or 'train*', where it "
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="devices of each process: simulated ones on CPU, D of the machine's "
                            "GPUs each otherwise (default: one GPU each where there are enough, "
                            "else JAX's own choice)")
-  parser.add_argument("--logs", type=_folder, metavar="DIR",
+  parser.add_argument("--logs", type=_directory, metavar="DIR",
                       help="directory of the logs, process-0.log and so on, of what each process "
                            "writes to stdout and stderr (default: runs/launch-<time>-<pid>)")
   parser.add_argument("--show", choices=("first", "all", "none"), default="first",
@@ -90,6 +90,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            "least D + 1)")
   parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND",
                       help=argparse.SUPPRESS)
+
+
+def _directory(text: str) -> Path:
+  """Parses the name of a directory; an empty one would be the working directory."""
+  if not text:
+    raise argparse.ArgumentTypeError("'' names no directory; is a variable of the shell empty?")
+  return Path(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -130,12 +137,6 @@ def run(args: argparse.Namespace) -> int:
     raise
   _say_if_unseen(unseen)
   return status
-
-
-def _folder(text: str) -> Path:
-  if not text:
-    raise argparse.ArgumentTypeError("it is empty and names no directory")
-  return Path(text)
 
 
 def _record(directory: Path, match: str, exact: bool) -> None:

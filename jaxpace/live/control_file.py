@@ -58,8 +58,9 @@ class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
   def __post_init__(self) -> None:
     if self.until_step is not None and self.until_step <= self.from_step:
-      raise RequestError(f"until_step={self.until_step} must be above from_step={self.from_step}, "
-                         "or there is no step between them; to switch pacing off: enabled false")
+      raise RequestError(f"until_step={self.until_step} must be above from_step={self.from_step}: "
+                         "no step lies between them. `jaxpace control RUN --off` switches pacing "
+                         "off")
 
   def allows(self, step: int) -> bool:
     """Whether the pacer may act in a step, or work may be shared by speed."""
@@ -83,6 +84,8 @@ class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     try:
       return msgspec.convert(given, ControlRequest)
     except msgspec.ValidationError as error:
+      if isinstance(error.__cause__, RequestError):
+        raise error.__cause__ from None
       raise RequestError(in_words(
           error, _MEANINGS, f"it takes {', '.join(ControlRequest.__struct_fields__)}")) from error
 

@@ -7,6 +7,7 @@ import errno
 import os
 import pathlib
 import re
+import shutil
 import sys
 import threading
 import time
@@ -48,8 +49,10 @@ def make_console() -> Console:
           yield Segment("\n".join(plain(line, self.encoding) for line in lines), segment.style)
 
   options: dict[str, Any] = {}
-  if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
-    options["width"] = _PIPED_WIDTH
+  columns = os.environ.get("COLUMNS", "")
+  # 0 is what a terminal says that does not know its size.
+  if not columns.strip("0") and (columns or not sys.stdout.isatty()):
+    options["width"] = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns
   console = PlainConsole(highlight=False, markup=False, emoji=False, **options)
   if console.width > _WIDEST:
     console.width = _WIDEST

@@ -103,7 +103,7 @@ def _busy(job: JobSettings, fabric: Fabric) -> list[float]:
 
 
 FLOOR_FILE = "fabric.json"
-"""What collectives take on a quiet fabric, beside the run: for `--floor` and `--fabric`."""
+"""What collectives take on a quiet fabric, beside the run: for `--floor`."""
 _NS = 1e9
 _SAMPLE = 0.25
 """s of the run from one sample of the hosts to the next, about."""

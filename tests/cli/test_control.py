@@ -45,6 +45,16 @@ def test_changes_add_up_and_reset_undoes_them(tmp_path, capsys):
           == ["control.applied.jsonl", "control.json"])
 
 
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--max-delay", "nan"], "'nan' is not a finite number"),
+    (["--threshold", "inf"], "'inf' is not a finite number"),
+    (["--threshold=-1"], "must be at least 0, not -1"),
+    (["--from-step", "9", "--until-step", "5"], "until_step=5 must be above from_step=9: no step "
+     "lies between them. `jaxpace control RUN --off` switches pacing off.\n")])
+def test_a_slip_is_told_in_the_commands_words(tmp_path, arguments, words, capsys):
+  assert control(tmp_path, *arguments) == 2 and words in capsys.readouterr().err
+
+
 def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
   synthetic_runs.write(tmp_path, SyntheticJob(ranks=8, steps=20, processes=4, hosts=2))
   assert control(tmp_path, "--nodes", "1") == 0 and written(tmp_path)["ranks"] == [0, 1, 2, 3]

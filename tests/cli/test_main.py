@@ -46,7 +46,6 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
     ([], "no command after `--`"),
     (["--nproc", "0", "--", "true"], "must be at least 1, not 0"),
     (["--nproc", "two", "--", "true"], "'two' is not a whole number"),
-    (["--out", "", "--", "true"], "it is empty and names no directory"),
     (["--nproc", "2"], "no command after `--`"), (["--nproc", "2", "--"], "no command after `--`"),
     (["--nproc", "2", "--", "no-such-program"], "'no-such-program' was not found in PATH"),
     (["--nproc", "2", "--", "./no/such.py"], "./no/such.py does not exist"),
@@ -58,7 +57,8 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
     (["--nproc", "2", "--logs", "{tmp}/plain.py", "--", "true"],
      "--logs takes a directory, but {tmp}/plain.py is a"),
     (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"],
-     "--logs takes a directory, but {tmp}/plain.py/a ")])
+     "--logs takes a directory, but {tmp}/plain.py/a "),
+    (["--out", "", "--", "true"], "'' names no directory; is a variable of the shell empty?")])
 def test_slips_of_run_are_one_sentence_and_status_2(tmp_path, capsys, arguments, words):
   (tmp_path / "plain.py").touch()
   arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
@@ -66,6 +66,19 @@ def test_slips_of_run_are_one_sentence_and_status_2(tmp_path, capsys, arguments,
   assert cli.main(["run", "--no-record", *logs, *arguments]) == 2
   said = capsys.readouterr()
   assert said.out == "" and words.replace("{tmp}", str(tmp_path)) in said.err
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["report", "RUN", "--steps", "-5:10"], "argument --steps: write --steps=-5:10, or it is"),
+    (["control", "RUN", "--max-delay", "-5ms"], "write --max-delay=-5ms, or it is"),
+    (["report", "RUN", "--steps"], "argument --steps: expected one argument"),
+    (["report", "RUN", "--series"], "--series goes into the JSON: give --json FILE as well."),
+    (["report", "RUN", "--algorithm", "ring"], "are about a forecast: give --forecast N,M"),
+    (["report", "RUN", "--ranks-per-host", "4"], "are about a forecast: give --forecast N,M")])
+def test_what_would_do_nothing_or_other_than_meant_is_said(capsys, arguments, words):
+  assert cli.main(arguments) == 2
+  said = capsys.readouterr()
+  assert said.out == "" and words in said.err
 
 
 @pytest.mark.parametrize("options", [(), ("--nproc", "2")])

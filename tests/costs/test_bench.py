@@ -1,5 +1,6 @@
 """The bench on the eight devices of the tests, and on two processes."""
 
+import io
 import json
 import subprocess
 import sys
@@ -86,6 +87,19 @@ def test_two_processes_of_a_host(tmp_path):
 def test_slips_are_said(arguments, words, capsys):
   assert call(*arguments) == 2
   assert words in capsys.readouterr().err
+
+
+def test_a_terminal_without_greek_letters_gets_the_figures(monkeypatch):
+  screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+  monkeypatch.setattr("sys.stdout", screen)
+  bound = {"estimate": 1e-6, "low": 1e-6, "high": 1e-6}
+  level = {"level": "process", "measured": 8, "groups": 1, "collectives": {
+      "all_reduce": {"alpha": bound, "beta": bound, "misfit": 0.0, "points": []}}}
+  monkeypatch.setattr("jaxpace.cli.bench._measure", lambda *_, **__: {
+      "devices": 8, "backend": "cpu", "processes": 1, "hosts": 1, "algorithm": "ring",
+      "levels": [level], "notes": []})
+  assert call() == 0
+  assert rb"1.00 \xb5s" in screen.buffer.getvalue()
 
 
 def test_one_device_is_a_sentence(monkeypatch, capsys):

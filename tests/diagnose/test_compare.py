@@ -129,6 +129,8 @@ def test_the_command_its_exit_status_and_json(tmp_path, capsys):
   text = capsys.readouterr().out
   assert ("skew" in text and "config.batch none → 64" in " ".join(text.split())
           and "native clock" in text)
+  # A pipe shows no bold.
+  assert "step *" in text and "pacing *" not in text and "*: surely changed" in text
   document = json.loads(target.read_text())
   assert document["failed"] is False and document["fail_above"] is None
   assert [r["rank"] for r in document["ranks"] if r["notable"]] == [2]

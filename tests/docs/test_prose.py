@@ -1,7 +1,9 @@
 """README.md, the pages of docs/ and `--help`: the field's words, sentences that can be read, and no
 more than somebody reads."""
 
+import argparse
 import contextlib
+import importlib
 import io
 import re
 
@@ -81,3 +83,23 @@ def test_what_is_badly_said_is_noticed(text):
 def test_code_and_targets_are_no_prose():
   assert not [*badly_said(prose("See [`stamp`](stamp.md) and `marks`.\n\n```sh\nstamp\n```\n"))]
   assert [*too_long("word " * 60 + "end.")]
+
+
+OTHERS_OPTIONS = {"--longer", "--nojaxpace", "--signal"}
+"""Options of experiments, examples and other programs that pages name by themselves."""
+
+
+def options():
+  """Names of all options of the commands."""
+  for name in main.COMMANDS:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"jaxpace.cli.{name.replace('-', '_')}").add_arguments(parser)
+    yield from parser._option_string_actions
+
+
+def test_options_that_sentences_and_pages_name_exist():
+  there = {*options(), *OTHERS_OPTIONS}
+  for path in (ROOT / "jaxpace" / "diagnose" / "words").glob("*.py"):
+    assert not {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text())} - there, path
+  for path in PAGES:
+    assert not {*re.findall(r"`(--[a-z][a-z-]+)", path.read_text())} - there, path

@@ -45,6 +45,13 @@ def test_what_the_terminal_lacks_is_escaped(monkeypatch):
   assert screen.buffer.getvalue().split() == [b"2", rb"\xd7", b"node", b"at", rb"runs/\xfcn\xef"]
 
 
+@pytest.mark.parametrize("columns", ["0", "00", ""])
+def test_a_width_of_nothing_is_not_known(monkeypatch, capsys, columns):
+  monkeypatch.setenv("COLUMNS", columns)
+  make_console().print(Text("word " * 15))
+  assert capsys.readouterr().out == "word " * 15 + "\n"
+
+
 @pytest.mark.parametrize("command", [["report"], ["watch", "--once"]])
 def test_hosts_of_a_report(tmp_path, capsys, command):
   synthetic_runs.write(tmp_path / "run",

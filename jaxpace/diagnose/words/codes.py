@@ -100,7 +100,7 @@ class Silence(Code):
       "the job would reach other hosts, and transfers between hosts were not "
       "measured",
       "With {per_host} a host, {ranks:,} ranks need {hosts:,} hosts, and this run never left "
-      "one: what lies between hosts was not measured. Give --fabric (from `jaxpace bench`), "
+      "one: what lies between hosts was not measured. Give --floor (from `jaxpace bench`), "
       "or --ranks-per-host if so many share a host.")
   BEYOND_FABRIC = ("beyond_fabric", "the fabric file ends below so many ranks",
       "{source} describes a fabric of {ranks} at most (level '{level}'): what lies beyond was "

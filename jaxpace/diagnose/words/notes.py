@@ -160,7 +160,7 @@ class Note(Code):
       "are no independent ranks, and the forecast is too high.")
   ONE_SIZE = ("one_size", "forecast: transfers of one size give bounds only",
       "How transfers grow is not known from collectives of one size: the interval holds all "
-      "from bandwidth alone to latency alone. `jaxpace bench` and --fabric would tell.")
+      "from bandwidth alone to latency alone. `jaxpace bench` and --floor would tell.")
   SAME_TIER = ("same_tier", "forecast: new hosts are taken to hang where the recorded ones do",
       "New hosts are taken to hang on the same tier of the fabric as those recorded.")
   TAIL = ("tail", "forecast: by a fitted tail, beyond what was observed",
