@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
+from jaxpace.core.fields import is_number
 from jaxpace.hang import progress, verdict
 from jaxpace.hang.alarms import EventFile, Late, LateCause
 from jaxpace.hang.heartbeat import (
@@ -96,13 +97,19 @@ class Watchdog:
 
     Raises:
       ValueError: a time is out of range.
+      TypeError: `recorder` is no recorder, or `on_late` can't be called.
     """
-    if timeout is not None and not (math.isfinite(timeout) and timeout >= _SHORTEST):
+    if timeout is not None and not is_number(timeout, _SHORTEST):
       raise ValueError(
           f"timeout={timeout!r} must be at least {_SHORTEST:g} s, or None for one that follows "
           "the steps.")
     if not first_timeout > 0:
       raise ValueError(f"first_timeout={first_timeout!r} must be a positive number of seconds.")
+    if recorder is not None and not hasattr(recorder, "doing"):
+      raise TypeError("recorder takes a jaxpace.Recorder, such as recorded_step.recorder; this is "
+                      f"a {type(recorder).__name__}. A run directory is directory=...")
+    if on_late is not None and not callable(on_late):
+      raise TypeError(f"on_late={on_late!r} must be a function that takes what was found.")
     self.timeout, self.first_timeout = timeout, first_timeout
     self.latest: Late | None = None
     self._recorder, self._directory, self._on_late = recorder, directory, on_late
@@ -342,8 +349,13 @@ class Watchdog:
     _LOG.warning("Watchdog: %s", late.text())
     if self._events is not None:
       self._events.write("late", time.time_ns(), late.to_json())
-    if self._on_late is not None:
+    if self._on_late is None:
+      return
+    try:
       self._on_late(late)
+    except Exception as error:
+      _LOG.warning("on_late has failed, the watchdog goes on: %s: %s", type(error).__name__, error)
+      _LOG.debug("on_late", exc_info=True)
 
   def _resumed(self, age: float) -> None:
     if self._told is None:

@@ -53,7 +53,7 @@ def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
     ValueError: the mesh has no such axis.
   """
   checks.is_mesh(mesh)
-  names = tuple(mesh.axis_names if axes is None else axes)
+  names = (axes,) if isinstance(axes, str) else tuple(mesh.axis_names if axes is None else axes)
   checks.known_axes(names, mesh)
   return PartitionSpec(names[0] if len(names) == 1 else names)
 

@@ -39,6 +39,8 @@ class Watcher(ObservedFunction):
   alone, in what they make of the outcome, and in when processes must agree."""
 
   def __init__(self, warn: Callable[[str], None], exact: bool, title: str = ""):
+    if not isinstance(exact, bool):
+      raise ValueError(f"exact={exact!r}: it is True, or left out.")
     self.exact = exact
     # Empty where programs go by their own names.
     self.title, self._warn = title, warn

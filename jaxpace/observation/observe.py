@@ -56,8 +56,6 @@ class Observed(Watcher):
 
   def __init__(self, jitted: Callable[..., Any], *, exact: bool):
     check_jitted(jitted)
-    if not isinstance(exact, bool):
-      raise ValueError(f"exact={exact!r}: it is True, or left out.")
     # With its own attributes, such as `jitted_fn` of nnx's: libraries copy those of what they wrap.
     functools.update_wrapper(self, jitted)
     self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)

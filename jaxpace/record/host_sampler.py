@@ -28,6 +28,8 @@ from jaxpace.runs import schema
 _LOG = logging.getLogger("jaxpace")
 _KEEP = 16384  # samples kept while nobody takes them
 _WRITE_SECONDS = 5.0
+_SHORTEST = 0.01
+"""Seconds between two samples at least: reading them takes the interpreter from the loop."""
 _NET = "/sys/class/net"
 _INFINIBAND = "/sys/class/infiniband"
 _ROUND_TRIPS = ("tcp_rtt_ns", "tcp_min_rtt_ns")
@@ -132,7 +134,8 @@ class HostSampler:
       period: seconds between two samples.
       make: makes the counters, on the thread.
     """
-    self._process, self._attempt, self._period, self._make = process, attempt, period, make
+    self._process, self._attempt, self._make = process, attempt, make
+    self._period = max(period, _SHORTEST)
     self._rows: collections.deque[tuple[int, Values]] = collections.deque(maxlen=_KEEP)
     self._end = threading.Event()
     self._taken_at = time.monotonic()

@@ -81,7 +81,12 @@ class observed:
       hosts: whether to sample the host's counters; see `jaxpace.Recorder`.
       say: takes a sentence on what happens; by default it is logged.
     """
-    self._say, self._warn = say or _LOG.info, say or _LOG.warning
+    if not isinstance(match, str):
+      raise TypeError(f"match={match!r} must be a pattern of names, such as 'train*'.")
+    if say is not None and not callable(say):
+      raise TypeError(f"say={say!r} must be a function that takes a sentence, such as print.")
+    said = _safely(say) if say else None
+    self._say, self._warn = said or _LOG.info, said or _LOG.warning
     self._programs = Everywhere(self._begin, self._warn, exact)
     self._recording = FoundRecorder(directory, self._programs, match, config, self._say,
                                      hosts)
@@ -257,6 +262,17 @@ class FoundRecorder(Recorder):
 
   def _at_exit(self) -> None:
     """Nothing: `observed` closes it."""
+
+
+def _safely(say: Say) -> Say:
+  """Says a sentence; what goes wrong with that is nothing to the program."""
+  def said(sentence: str) -> None:
+    try:
+      say(sentence)
+    except Exception:
+      _LOG.debug("It could not be said: %s", sentence, exc_info=True)
+
+  return said
 
 
 def attach(environment: Mapping[str, str]) -> None:

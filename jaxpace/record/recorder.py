@@ -43,6 +43,8 @@ _IDLE_SECONDS = 2.0
 """The same where the devices run no step: the loop may have recorded more than there were."""
 _NOTICE_SECONDS = 2.0
 _NOTHING: Any = object()
+_MOST_STEPS = 1 << 52
+"""Readers take numbers of steps up to twice as many."""
 _WITH = ("record() takes no pace state and no results: what the step wrote is read where it lies. "
          "Call `recorder.record()` after each step; numbers of the host go in by name: "
          "`recorder.record(loss=0.5)`.")
@@ -123,12 +125,13 @@ class Recorder(Recording):
           "Recorder takes the function that jaxpace.observe or jaxpace.instrument returned: "
           f"Recorder(directory, step). This is a {type(paced).__name__}. Pass the observed or "
           "instrumented function itself, not the jax.jit, jax.shard_map or jax.pmap around it.")
-    if detail != "auto" and not is_whole(detail, 1):
+    if detail != "auto" and not is_whole(detail, 1, _MOST_STEPS):
       raise ValueError(
           f'detail={detail!r} must be "auto" or a whole number, of how many steps one is '
           'detailed.')
-    if first_step is not None and not is_whole(first_step, 0):
-      raise ValueError(f"first_step={first_step!r} must be the number of a step, 0 or more.")
+    if first_step is not None and not is_whole(first_step, 0, _MOST_STEPS):
+      raise ValueError(f"first_step={first_step!r} must be the number of a step, from 0 to "
+                       f"{_MOST_STEPS:,}.")
     source: Any = marked[0] if marked else paced
     super().__init__(directory, source, resume=resume, config=config, grace_seconds=grace_seconds,
                      handle_sigterm=handle_sigterm, hosts=hosts, exporters=exporters)

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import json
 import logging
+import math
 import os
 import pathlib
 import sys
@@ -20,6 +21,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from jaxpace.core.fields import is_number, number
 from jaxpace.core.observed import ObservedProgram, Recordable
 from jaxpace.files import UserError
 from jaxpace.hosts import distributed
@@ -36,6 +38,9 @@ from jaxpace.runs.step_causes import ASKED
 _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 120.0
 CLOSE_SECONDS = 60.0
+_MOST_SECONDS = 86_400.0
+_MOST_NS = 1 << 53
+"""Nanoseconds of one step that count, 104 days."""
 
 
 class Recording:
@@ -59,9 +64,13 @@ class Recording:
                exporters: Iterable[Exporter] = ()):
     """Prepares; see `jaxpace.Recorder`. `source` describes where the timestamps come from."""
     describe.check_config(config)
-    if not hosts >= 0:
+    if not isinstance(hosts, bool) and not is_number(hosts, 0, _MOST_SECONDS):
       raise ValueError(
-          f"hosts={hosts} must be True, False or the seconds between two samples of the host.")
+          f"hosts={hosts!r} must be True, False or the seconds between two samples of the host.")
+    number("grace_seconds", grace_seconds, 0, _MOST_SECONDS, "seconds")
+    if directory is not None and not os.fspath(directory):
+      raise ValueError(
+          f"directory={directory!r} names no directory. Give one, or None to record nothing.")
     # Absolute: a program that changes its working directory goes on recording to the same place.
     self.directory = None if directory is None else pathlib.Path(os.path.abspath(directory))
     self.grace_seconds = grace_seconds
@@ -72,7 +81,7 @@ class Recording:
     self._causes = StepCauseMeter()
     self._writer: Writer | None = None
     self._lock: rundir.DirectoryLock | None = None
-    self._opened = self._closed = self._terminated = self._patient = False
+    self._opened = self._closed = self._terminated = self._patient = self._warned = False
     self._pid = 0
     self.given_up = threading.Event()
     """Set where nothing waits any longer for process 0 to say which run this is."""
@@ -278,15 +287,25 @@ class Recording:
   def _host_columns(self, columns: dict[str, float]) -> dict[str, float]:
     extra = {}
     for name, value in columns.items():
-      if isinstance(value, jax.Array) or not isinstance(value, int | float | np.number):
+      if isinstance(value, jax.Array) or not isinstance(
+          value, int | float | np.integer | np.floating):
         raise TypeError(f"record({name}=...) takes a number of the host, not "
                         f"{type(value).__name__}: reading a device value here would make the loop "
                         "wait for the step.")
       if name in ASKED:
-        self._causes.add(ASKED[name], int(value))
+        self._causes.add(ASKED[name], self._nanoseconds(name, value))
       else:
-        extra[name] = float(value)
+        extra[name] = _as_float(value)
     return extra
+
+  def _nanoseconds(self, name: str, value: float) -> int:
+    """A time; of what can't be one it warns once, and it is 0."""
+    if abs(_as_float(value)) < _MOST_NS:
+      return int(value)
+    if not self._warned:
+      _LOG.warning("%s=%r is no time in nanoseconds, and is left out.", name, value)
+    self._warned = True
+    return 0
 
   def _at_exit(self) -> None:
     if self._writer is not None and self._writer.ended_by is None:
@@ -336,6 +355,14 @@ class Recording:
       writer.termination.raise_again()
     in_main_thread(writer.termination.restore)
     in_main_thread(writer.release)
+
+
+def _as_float(value: float) -> float:
+  """The same; NaN where it is beyond all of these."""
+  try:
+    return float(value)
+  except OverflowError:
+    return math.nan
 
 
 def in_one_line(error: BaseException) -> str:

@@ -58,7 +58,7 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
      "--logs takes a directory, but {tmp}/plain.py is a"),
     (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"],
      "--logs takes a directory, but {tmp}/plain.py/a "),
-    (["--out", "", "--", "true"], "'' names no directory; is a variable of the shell empty?")])
+    (["--nproc", "1", "--out", "", "--", "true"], "'' names no directory; is a variable of")])
 def test_slips_of_run_are_one_sentence_and_status_2(tmp_path, capsys, arguments, words):
   (tmp_path / "plain.py").touch()
   arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]

@@ -18,7 +18,12 @@ LIMIT, TIMEOUT = 1.0, 1.5
 
 def test_a_loop_that_hangs_is_told_with_its_stack_once_and_goes_on(tmp_path, caplog):
   found = []
-  with jaxpace.Watchdog(1.0, directory=tmp_path, on_late=found.append) as watchdog:
+
+  def page(late):
+    found.append(late)
+    raise ConnectionError("nobody is there")
+
+  with jaxpace.Watchdog(1.0, directory=tmp_path, on_late=page) as watchdog:
     step = watchdog.watch(lambda x: x + 1)
     assert float(step(jnp.zeros(()))) == 1.0
     awaited(lambda: found)
@@ -28,6 +33,7 @@ def test_a_loop_that_hangs_is_told_with_its_stack_once_and_goes_on(tmp_path, cap
     with watchdog.pause("looking"):
       step(jnp.zeros(()))
       awaited(lambda: "complete again" in caplog.text)
+  assert "on_late has failed, the watchdog goes on: ConnectionError: nobody" in caplog.text
   assert len(found) == 1 and found[0].late[0].state == "outside" and found[0].step == 2
   assert "test_a_loop_that_hangs" in found[0].late[0].stack
   assert f"step {found[0].step} " in caplog.text
@@ -59,9 +65,13 @@ def test_the_limit_follows_the_steps_and_the_first_has_its_own(monkeypatch):
 
 
 def test_slips_are_said():
-  for timeout in (0.5, float("nan"), float("inf")):
+  for timeout in (0.5, float("nan"), float("inf"), "60"):
     with pytest.raises(ValueError, match="at least 1 s"):
       jaxpace.Watchdog(timeout)
+  with pytest.raises(TypeError, match="recorder takes a jaxpace.Recorder.*this is a str"):
+    jaxpace.Watchdog(recorder="runs/demo")
+  with pytest.raises(TypeError, match="on_late=3 must be a function"):
+    jaxpace.Watchdog(on_late=3)
   watchdog = jaxpace.Watchdog(5.0)
   with pytest.raises(TypeError, match="step's function"):
     watchdog.watch(3)

@@ -441,6 +441,27 @@ def test_a_program_of_jax_functions_alone_is_recorded_all_the_same(tmp_path, mon
   assert len(read_run(tmp_path / "run").steps) == STEPS
 
 
+def test_what_says_a_sentence_may_fail(tmp_path):
+  def say(sentence):
+    raise BrokenPipeError(sentence)
+
+  with jaxpace.observed(tmp_path / "run", say=say) as inside:
+    train()
+    inside._programs.say("Something.")
+  assert len(read_run(tmp_path / "run").steps) == STEPS
+  with jaxpace.observed(tmp_path / "none", say=say):
+    pass
+
+
+@pytest.mark.parametrize(("given", "error", "words"), [
+    ({"match": 3}, TypeError, "match=3 must be a pattern of names"),
+    ({"say": 3}, TypeError, "say=3 must be a function"),
+    ({"exact": "no"}, ValueError, "exact='no': it is True, or left out")])
+def test_slips_are_errors_before_anything_runs(tmp_path, given, error, words):
+  with pytest.raises(error, match=words):
+    jaxpace.observed(tmp_path / "run", **given)
+
+
 def test_warnings_say_whose_they_are_where_a_program_keeps_no_log(monkeypatch, capsys):
   handler, log = observed._Unheard(), logging.getLogger("jaxpace")
   monkeypatch.setattr(log, "handlers", [handler])

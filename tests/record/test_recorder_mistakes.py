@@ -3,10 +3,13 @@
 import argparse
 import dataclasses
 import json
+import math
+import re
 import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxpace.record.recorder import Recorder
@@ -37,6 +40,37 @@ def test_mistakes_are_named(tmp_path):
     recorder.record()
   with pytest.raises(RuntimeError, match="once"):
     recorder.open()
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ({"hosts": "often"}, "hosts='often' must be True, False or the seconds"),
+    ({"hosts": math.inf}, "hosts=inf must be True, False or the seconds"),
+    ({"grace_seconds": "5 s"}, "grace_seconds='5 s' must be a number from 0 to 86400"),
+    ({"grace_seconds": math.nan}, "grace_seconds=nan must be"),
+    ({"grace_seconds": -1}, "grace_seconds=-1 must be"),
+    ({"first_step": 10**30}, "must be the number of a step, from 0 to"),
+    ({"detail": 10**30}, "must be \"auto\" or a whole number")])
+def test_settings_that_would_fail_in_the_loop_or_at_its_end_are_refused(tmp_path, given, words):
+  with pytest.raises(ValueError, match=re.escape(words)):
+    Recorder(tmp_path, fake.FakePaced(), **given)
+  with pytest.raises(ValueError, match="directory='' names no directory"):
+    Recorder("", fake.FakePaced())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, -1e30, 10**400])
+def test_a_time_that_is_none_stops_neither_the_loop_nor_the_recording(tmp_path, caplog, value):
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 3)
+    for _ in range(2):
+      recorder.record(data_ns=value, loss=value)
+  one_warning(caplog, f"data_ns={value!r} is no time in nanoseconds, and is left out")
+  assert recorder.lost["stopped"] is None
+
+
+def test_a_complex_number_is_none_of_the_hosts(tmp_path):
+  with pytest.raises(TypeError, match="takes a number of the host, not complex64"), Recorder(
+      tmp_path, fake.FakePaced()) as recorder:
+    recorder.record(loss=np.complex64(1))
 
 
 def test_a_function_that_was_never_traced_is_noticed(tmp_path, caplog):
