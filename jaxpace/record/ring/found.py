@@ -26,7 +26,8 @@ from jaxpace.record.ring.observed import PlannedPrograms
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
 _ONLY_SECONDS = 60.0
-"""After so long an evaluation is the step, where there is nothing else."""
+"""After so long an evaluation, or what else computes no gradients, is the step, where there is
+nothing else."""
 _LONGER = 10
 """Times as long as the step has run, something else runs that takes its place."""
 _LOOK_BACK = 4096
@@ -110,11 +111,12 @@ class StepFinder:
       found = self._find(self._order, last)
       if found is None and last and self._iterate():
         found = self._find(self._order, last)
-      self._take(self._agree(found, last, 0))
-    self._note_others(fresh)
+      self._take(self._agree(found, last, self._next if self._taken else 0))
+    open_already = self.found is None
+    steps = self._note_others(fresh)
     if self.found is None:
-      return []
-    steps = self._cut(last)
+      return steps if open_already else steps + self.cut([], last)
+    steps += self._cut(last)
     if self._is_over_for_good():
       steps += self._cut(True)
       if self._take(self._agree(self._find(self._others, last), False, self._next)):
@@ -134,6 +136,7 @@ class StepFinder:
     other = StepFinder(source, collector, self._match,
                        lambda found, last, _first: found if last else None, self._next)
     other._final, other._iteration_of = False, self._iteration_of
+    other._taken = list(self._taken)
     return other.cut(list(self._order), True)
 
   def _take(self, found: Step | None) -> bool:
@@ -192,15 +195,36 @@ class StepFinder:
     self._order = self._order[done:]
     return steps
 
-  def _note_others(self, fresh: list[tuple[int, int]]) -> None:
-    """Notes what was executed since the step last was."""
+  def _note_others(self, fresh: list[tuple[int, int]]) -> list[StepCalls]:
+    """Notes what was executed since the step last was. Where that computes gradients and what was
+    taken for the step doesn't, training begins only now, and it is open again what the step is: all
+    processes come to that at the same execution. Returns the steps until then."""
     if self.found is None:
-      return
-    for program, number in fresh:
+      return []
+    known = self._match or self._trains(self.found)
+    for at, (program, number) in enumerate(fresh, 1):
       if self._name(program) in self.found.programs:
         self._others, self._ran = [], time.monotonic()
       else:
         self._others.append((program, number))
+      if not known and self._begins_training(program):
+        rest = fresh[at:]
+        del self._order[len(self._order) - len(rest):]
+        steps = self._cut(True)
+        self.found, self._order, self._others = None, self._others + rest, []
+        return steps
+    return []
+
+  def _begins_training(self, program: int) -> bool:
+    """Whether a program computes gradients, and has run so often since the step did that it is no
+    part of it."""
+    return (self._source.by_number[program].program.differentiated
+            and not finding.is_beside(self._name(program))
+            and [number for number, _ in self._others].count(program) >= _SURE_STEPS)
+
+  def _trains(self, step: Step) -> bool:
+    return any(each.program.differentiated for each in self._source.by_number.values()
+               if each.program.name in step.programs)
 
   def _is_over_for_good(self) -> bool:
     """Whether what was taken for the step has run for a while, and something else for much longer
@@ -230,6 +254,9 @@ class StepFinder:
     # One execution of something else took longer: that may be the first step of all.
     most = found.fraction >= _MOST_OF_TIME
     named = finding.is_beside(found.programs[0]) and (self.found or lasted < _ONLY_SECONDS)
+    # A loss may be evaluated at length before the first step, by whatever name.
+    if not self._trains(found):
+      named = named or (self._trains(self.found) if self.found else lasted < _ONLY_SECONDS)
     # Values are gathered before the first step as well.
     named = named or finding.is_jax(found.programs[0])
     return found if often and (self._match or (most and not named)) else None
