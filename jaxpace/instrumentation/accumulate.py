@@ -182,7 +182,7 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
   impossible = (own > jnp.int32(capacity)) | (own < jnp.int32(0))
   if fetch:
     # Counts of another global batch would leave some of it out, or run some twice.
-    impossible |= jnp.sum(jnp.asarray(count)) != jnp.int32(capacity)
+    impossible |= jnp.sum(jnp.asarray(count), dtype=jnp.int32) != jnp.int32(capacity)
   loss = jnp.where(impossible, jnp.asarray(jnp.nan, loss.dtype), loss)
   loss, weight, aux, grads = jax.tree.unflatten(tree, jax.lax.psum([loss, *rest], names))
   some = weight != 0
@@ -307,6 +307,7 @@ def _island(run: Callable[..., Any], params: Any, micro_batches: Any, count: Any
   compiler's."""
   if mesh is not None:
     checks.is_mesh(mesh)
+    checks.known_axes(names, mesh)
   given = mesh if mesh is not None else jax.sharding.get_abstract_mesh()
   absent = [name for name in names if name not in given.axis_names]
   if absent:

@@ -321,6 +321,9 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
   refused("must be 'float32' or 'parameters'", sums="bfloat16")
   with pytest.raises(ValueError, match="is not known where jaxpace.accumulate runs"):
     jax.jit(lambda p, b: jaxpace.accumulate(loss_fn, p, b, of(*EVEN)))(params(), shared_out(EVEN))
+  with pytest.raises(ValueError, match="The mesh has no axis 'batch': its axes are 'data'"):
+    jax.jit(lambda p, b: jaxpace.accumulate(loss_fn, p, b, of(*EVEN), "batch", mesh=mesh_of(
+        data=RANKS)))(params(), shared_out(EVEN))
   refused(f"to run {CAPACITY + 1} micro-batches, and micro_batches has room",
           step=lambda p, b, _: jaxpace.accumulate(loss_fn, p, b, [CAPACITY + 1, 1, 2, 2]))
   refused(r"counts of all ranks, \[R\], as count, or index=",

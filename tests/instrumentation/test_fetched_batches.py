@@ -24,6 +24,14 @@ from tests.instrumentation.test_accumulate import (
 )
 
 
+def test_counts_are_added_up_in_their_own_type():
+  mesh = mesh_of(data=RANKS)
+  with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+    run = jax.jit(lambda params, micro_batches, counts: jaxpace.accumulate(
+        loss_fn, params, micro_batches, counts, mesh=mesh, fetch=True))
+    close(run(params(), examples(), of(6, 1, 0, 5)), expected())
+
+
 @pytest.mark.parametrize("whole", [*quick.long(False), True])
 def test_ranks_fetch_what_they_run_of_a_batch_that_is_laid_out_evenly(whole):
   mesh = mesh_of(data=RANKS)
