@@ -70,8 +70,10 @@ class BusyTimes:
       self._patience = _PATIENCE if wanted else self._patience
     found = np.array([[_UNKNOWN if call is None else own.get(call, _UNKNOWN) for call in calls]
                       for own in self._busy], np.float32).swapaxes(1, 2)
+    # Where calls are not counted any more nobody will ask for these.
+    last = wanted[-1] if wanted else max(self._latest)
     for own in self._busy:
-      for call in [call for call in own if wanted and call <= wanted[-1]]:
+      for call in [call for call in own if call <= last]:
         del own[call]
     return found
 

@@ -370,6 +370,18 @@ def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
   assert job.ran == [EVEN] * 17 and job.step.calls == 0
 
 
+def test_a_step_one_of_whose_shapes_runs_unmodified_keeps_no_busy_times(monkeypatch):
+  job = Job()
+  job.run(2)
+  with monkeypatch.context() as patched:
+    patched.setattr(host_ring, "unavailable", lambda: "There is no clock.")
+    wider = jnp.zeros((RANKS * CAPACITY, SIZE))
+    job.step(job.w, {"x": wider[:, :1], "number": wider[:, :1].astype(jnp.int32)}, np.array(EVEN))
+  job.run(40)
+  assert job.step.calls == 2, "its calls are not counted any more"
+  assert all(len(own) < 16 for own in job.feed._shared._busy._busy)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_recording_has_the_counts_of_each_step(tmp_path, named):
   job = Job()
