@@ -56,6 +56,8 @@ _PATIENT = 4
 _SAYS_SO = 10
 """Seconds for which counts that are asked for too early wait, until a warning says so."""
 _NAN = np.float32(np.nan)
+Known = tuple[np.ndarray, Any]
+"""The counts in force, and the balancer's state."""
 
 
 class SharedCounts:
@@ -105,14 +107,16 @@ class SharedCounts:
     """Begins at a state, with nothing on its way."""
     self._number, self._counts = int(state.step), state.counts
     self._ran = state.ran.copy()
-    # Steps that counts were asked for, and those of them that were called; the number and the
-    # counts of those that were not. Held where they change, and notified with each call.
+    # Steps that counts were asked for, and those of them that were called; of those that were not
+    # the number, the counts and what was known before. Held where they change, and notified with
+    # each call.
     self._asked_for = self._called = 0
-    self._ahead: collections.deque[tuple[int, np.ndarray, Decisions]] = collections.deque()
+    self._ahead: collections.deque[tuple[int, np.ndarray, Decisions, Known]] = collections.deque()
     self._calls = threading.Condition()
     # The thread that the step is called in; 0 where it isn't the one that asks for counts.
     self._thread = threading.main_thread().ident or 0
     self._inner = jax.tree.unflatten(self._structure, state.balancer)
+    self._known: Known = self._counts, self._inner
     # Of the last steps: the number of the call, and the counts.
     self._recent: dict[int, tuple[int, np.ndarray]] = {}
     # Of the steps whose busy times were sent, room for `MOST`: their numbers, -1 where there is
@@ -136,13 +140,15 @@ class SharedCounts:
 
   @property
   def state(self) -> ShareState:
-    """What a checkpoint holds: of the first step that was not called yet."""
+    """What a checkpoint holds: of the first step that was not called yet, as if nobody had asked
+    for its counts. How far ahead another thread asks differs between processes."""
     with self._calls:
       ahead = list(self._ahead)
-      ran = self._ran - np.sum([counts for _, counts, _ in ahead], axis=0, dtype=np.int64)
-      number, counts = ahead[0][:2] if ahead else (self._number, self._counts)
+      ran = self._ran - np.sum([each[1] for each in ahead], axis=0, dtype=np.int64)
+      number, (counts, inner) = (
+          (ahead[0][0], ahead[0][-1]) if ahead else (self._number, self._known))
     return ShareState(np.asarray(number), counts, ran,
-                      tuple(map(own_context.fetch, jax.tree.leaves(self._inner))))
+                      tuple(map(own_context.fetch, jax.tree.leaves(inner))))
 
   def restore(self, state: Any) -> None:
     """Goes on from a checkpoint; of other ranks or another balancer only the step is kept, with a
@@ -179,7 +185,8 @@ class SharedCounts:
     with self._calls:
       self._ran += counts
       self._number, self._asked_for = number + 1, place + 1
-      self._ahead.append((number, counts, decisions))
+      self._ahead.append((number, counts, decisions, self._known))
+      self._known = self._counts, self._inner
     asks = threading.get_ident()
     step.coming.append(functools.partial(self._called_with, step, asks, steered.threshold))
     return number, counts
@@ -205,7 +212,7 @@ class SharedCounts:
 
   def _called_with(self, step: ObservedFunction, asked_in: int, threshold: float | None) -> None:
     """What comes with a call of the step, just before it: the exchange, if it is due."""
-    number, counts, decisions = self._ahead.popleft()
+    number, counts, decisions, _ = self._ahead.popleft()
     step.decide(decisions)
     if self._busy is None or not self._busy.reads(step):
       self._busy = BusyTimes(step, self._gathered.own)

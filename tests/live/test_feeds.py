@@ -4,6 +4,7 @@ and wrongly."""
 import queue
 import threading
 
+import chex
 import numpy as np
 import pytest
 
@@ -38,6 +39,20 @@ def test_counts_asked_for_ahead_are_the_same(ahead):
     assert int(job.feed.state().step) == number + 1, "what a checkpoint goes on with"
     assert job.feed.drawn() == (number + 1) * TOTAL * SIZE
   assert job.ran == RUN and job.seen.tolist() == [12] * EXAMPLES
+
+
+def test_a_checkpoint_holds_the_same_however_far_ahead_counts_are_asked_for():
+  """In a thread that differs between processes, and each may keep its own."""
+  kept = []
+  for ahead in (1, 4):
+    job, taken = Job(), []
+    for number in range(len(RUN)):
+      taken += [job.feed.next(job.step) for _ in range(ahead if number == 0 else 1)]
+      call(job, taken.pop(0))
+      kept.append(job.feed.state())
+  for one, other in zip(kept[:len(RUN)], kept[len(RUN):], strict=True):
+    chex.assert_trees_all_equal(one, other)
+  assert kept[-1].balancer[0] > kept[0].balancer[0]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
