@@ -25,6 +25,9 @@ _WAITS = (10.0, 110.0)
 """Seconds to wait for the other processes before the first exchange: until it is said, and then
 until work stays shared evenly."""
 
+_VETOES = 1.0
+"""Seconds to wait for others that may want to change their counts, where this process can't."""
+
 
 class Gathered:
   """Gathers numbers of all devices of a mesh on every process, by a program that nobody waits
@@ -119,6 +122,22 @@ class Gathered:
         self._met = True
         return True
     return False
+
+  def agree(self, step: int, wanted: np.ndarray | None) -> bool:
+    """Whether all processes have decided on these counts from a step on: one that some fetch for
+    and some do not would never end. It waits for the others; with None, which agrees with nobody,
+    for a moment. A barrier that was given up stays so for those who come later."""
+    if self._alone:
+      return wanted is not None
+    place = f"{self._meeting}/decided/{step}"
+    said = "none" if wanted is None else f"{zlib.crc32(wanted.tobytes()):x}"
+    try:
+      distributed.key_value_set(f"{place}/{said}", "", overwrite=True)
+      distributed.barrier(place, _VETOES if wanted is None else sum(_WAITS), self._members)
+      return wanted is not None and len(distributed.key_value_directory(f"{place}/")) <= 1
+    except (TimeoutError, ConnectionError, RuntimeError):
+      _LOG.debug("shares", exc_info=True)
+      return False
 
   def refuse_unequal(self, coming: np.ndarray) -> None:
     """Refuses that processes are at different steps, on all of them at one call.

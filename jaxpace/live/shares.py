@@ -53,7 +53,8 @@ def shares(mesh: Mesh, *, total_micro_batches: int, examples: int | None = None,
   `feed.state()` belongs into a checkpoint, `feed.restore(state)` goes on from it.
 
   Every example is trained on once an epoch, whatever changes when (`DataOrder`). `next` never waits
-  for the step under way: counts were decided eight to twelve steps before it.
+  for the step under way: counts were decided eight to twelve steps before it. Where they change it
+  waits until all processes say that they have decided on the same.
 
   Args:
     mesh: of the step.

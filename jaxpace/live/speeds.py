@@ -245,32 +245,49 @@ class SharedCounts:
     return self._described[1]
 
   def _take(self) -> None:
-    """Takes the counts that were decided, if they can be."""
-    decided, self._decided = self._decided, None
-    if not self._exchanges or not self._print:
+    """Takes the counts that were decided, if they can be, and all processes have decided them."""
+    if not self._exchanges:
       self._counts = self._even
+    decided, self._decided = self._decided, None
     if decided is None:
       return
-    before = self._counts
+    wanted = self._wanted(decided)
+    changes = wanted is None or bool(np.any(wanted != self._counts))
+    if changes and not self._gathered.agree(self._number, wanted):
+      # Those that wanted no change know of nothing, and hear of it with the next exchange.
+      changes, self._print = False, 0.0
+      if wanted is not None:
+        _LOG.warning("The job's processes decided on different counts for step %d: a balancer "
+                     "answered differently on hosts that compute differently, or failed on one. "
+                     "Counts stay, and are even from the next exchange on.", self._number)
+    if changes and wanted is not None:
+      self._counts, self._due, self._unchanged = wanted, 0, 0
+    else:
+      self._unchanged += 1
+
+  def _wanted(self, decided: Any) -> np.ndarray | None:
+    """The counts that were decided, or those in force where these can't be; None where the balancer
+    has failed."""
+    if not self._print:
+      return None
     try:
+      if isinstance(decided, Exception):
+        raise decided
       counts, after = own_context.fetch(decided[0]), jax.block_until_ready(decided[1])
       self._note({name: float(own_context.fetch(value)) for name, value in decided[2].items()})
     except Exception as error:
-      self._failed(error)
-      self._counts = self._even
-      return
+      _LOG.warning("The balancer failed at step %d, so work is shared evenly from the next "
+                   "exchange on: %s", self._number, str(error).strip().rpartition("\n")[2])
+      return None
     self._inner = after
     if self._sound(counts):
-      self._counts = counts
-    elif not self._warned:
+      return counts
+    if not self._warned:
       self._warned = True
       _LOG.warning("The balancer asks for counts of %s (-1 is for NaN, or for no whole number), "
                    "which do not add up to %d with at most %d each: the counts stay.",
                    counts.tolist(), self._balancer.micro_batches, self._capacity)
-    if np.any(self._counts != before):
-      self._due, self._unchanged = 0, 0
-    else:
-      self._unchanged += 1
+    return self._counts
 
   def _note(self, found: dict[str, float]) -> None:
     """Takes note of what a guard has found, and says what it has decided."""
@@ -300,15 +317,18 @@ class SharedCounts:
     agree, same = np.all(prints == prints[0]), np.all(ran == ran[0])
     self._exchanges = bool(agree and same and prints[0])
     if not self._exchanges:
-      if not agree and np.all(prints):
+      if not np.all(prints):
+        if self._print:
+          _LOG.warning("The balancer failed in another process of this job, which says why: work "
+                       "is shared evenly.")
+      elif not agree:
         _LOG.warning("The job's processes were given different balancers, or run different "
                      "versions of jax: their counts would differ, so work is shared evenly. Give "
                      "jaxpace.shares the same arguments in every process.")
-      elif not same:
-        _LOG.warning("The job's processes ran different counts in steps up to %d: the balancer "
-                     "answered differently on hosts that compute differently, or failed on one. "
-                     "Examples were left out or trained on twice in them; from here on work is "
-                     "shared evenly.", sent[0].max())
+      else:
+        _LOG.warning("The job's processes ran different counts in steps up to %d: examples were "
+                     "left out or trained on twice in them. From here on work is shared evenly.",
+                     sent[0].max())
       return
     self._rarest = _rarest(took, self._rarest)
     least = _NAN if threshold is None else np.float32(threshold)
@@ -317,14 +337,7 @@ class SharedCounts:
         self._decided = self._update(sent[0], self.by_rank(busy), took, sent[1], self._counts,
                                      self._inner, least)
     except Exception as error:
-      self._failed(error)
-
-  def _failed(self, error: Exception) -> None:
-    """The balancer raised while it ran, perhaps here alone: the others hear of it with the next
-    exchange, and share evenly then, too."""
-    self._print = 0.0
-    _LOG.warning("The balancer failed, so work is shared evenly from step %d on: %s", self._number,
-                 str(error).strip().rpartition("\n")[2])
+      self._decided = error
 
   def _send(self, number: int, place: int) -> None:
     """Has the busy times gathered of the last steps since the last time, but the very last, which
