@@ -38,7 +38,8 @@ class DecidedSteps:
   def note(self, executions: Iterable[tuple[int, int]], functions: Sequence[ObservedFunction]
            ) -> None:
     """Takes note of executions, program and number of each, in the order in which they began."""
-    deciding = {number: each for each in functions if each.decided for number in each.runs}
+    deciding = {number: each for each in functions if each.decided and _counts_calls(each)
+                for number in each.runs}
     if not deciding:
       return
     decided = {each: each.decided for each in deciding.values()}
@@ -68,6 +69,11 @@ class DecidedSteps:
       if at >= 0 and noted[at][1]:
         return noted[at][1]
     return {}
+
+
+def _counts_calls(function: ObservedFunction) -> bool:
+  """Whether a function's calls are counted: not from the first one on that runs unmodified."""
+  return function.plan is None or not any(one.bare for one in function.plan.programs)
 
 
 def _begins(each: tuple[int, Decisions]) -> int:

@@ -1,6 +1,6 @@
 """What was decided for calls of observed functions, found by what devices executed."""
 
-from jaxpace.core.observed import MOST_DECIDED, ObservedFunction
+from jaxpace.core.observed import MOST_DECIDED, ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.record.columns import UNKNOWN, Range, StepCalls
 from jaxpace.record.ring.calls import CallNumbers, DecidedSteps
 
@@ -66,6 +66,15 @@ def test_a_call_that_failed_has_what_was_decided_for_it_again():
   decided = DecidedSteps({})
   decided.note([(1, 0)], [made])
   assert decisions(decided, step((1, 0, 1))) == [again]
+
+
+def test_calls_that_are_not_counted_have_nothing():
+  made = function(1)
+  call(made, {"n": {0: 1}})
+  made.plan = ObservedPlan((ObservedProgram(2, "step", (0,), {}, (), bare="No clock."),))
+  decided = DecidedSteps({})
+  decided.note([(1, 0)], [made])
+  assert decisions(decided, step((1, 0, 1))) == [{}]
 
 
 def test_changes_that_nobody_records_are_not_kept_for_ever():
