@@ -124,6 +124,8 @@ class observed:
       return
     try:
       self._programs.start()
+      # What gives way does so from here on: programs inside the block are this recorder's.
+      Recording.opened |= not self.gives_way
       atexit.register(self._at_exit)
     except Exception as error:
       self._warn(f"Nothing is recorded: {in_one_line(error)}")
