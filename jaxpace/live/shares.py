@@ -4,6 +4,7 @@ speed."""
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,7 +117,9 @@ class Shares:
     self.ranks = tuple(sorted({int(of_device[place])
                                for place, device in np.ndenumerate(mesh.devices)
                                if device.process_index == jax.process_index()}))
-    self._made = functools.partial(SharedCounts, mesh, of_device, balancer, capacity)
+    self._make = functools.partial(SharedCounts, mesh, of_device, balancer, capacity)
+    self._counts: SharedCounts | None = None
+    self._lock = threading.Lock()
 
   def next(self, step: Any) -> Share:
     """Returns what to load for the next step. Once a step, on every process; up to four steps ahead
@@ -178,10 +181,13 @@ class Shares:
     """
     self._shared.restore(state)
 
-  @functools.cached_property
+  @property
   def _shared(self) -> SharedCounts:
     """Made where it is asked for: it compiles, which who gives counts to `share` does without."""
-    return self._made()
+    with self._lock:  # the loop may ask for the state while a loader's thread asks for counts
+      if self._counts is None:
+        self._counts = self._make()
+      return self._counts
 
   def drawn(self) -> int:
     """Returns how many examples this process's ranks have been given before the next step: to skip

@@ -1,6 +1,7 @@
 """Feeds that are used otherwise than once before each step: ahead, from threads, several at once,
 and wrongly."""
 
+import contextlib
 import queue
 import threading
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.live import speeds
+from jaxpace.live import shares, speeds
 from jaxpace.live.control_file import ControlRequest
 from tests.live.test_shares import (
     CAPACITY,
@@ -187,3 +188,22 @@ def test_a_feed_that_has_begun_is_not_restored():
     job.feed.restore(None)
 
 
+
+
+def test_a_feed_that_two_threads_ask_first_is_one(monkeypatch):
+  made, both = [], threading.Barrier(2)
+
+  class Slow(speeds.SharedCounts):
+    def __init__(self, *args):
+      made.append(self)
+      with contextlib.suppress(threading.BrokenBarrierError):
+        both.wait(0.2)  # for the other one, which must not come
+      super().__init__(*args)
+
+  monkeypatch.setattr(shares, "SharedCounts", Slow)
+  job = Job()
+  loader = threading.Thread(target=job.feed.next, args=(job.step,))
+  loader.start()
+  job.feed.state()
+  loader.join()
+  assert len(made) == 1
