@@ -25,7 +25,8 @@ from typing import Any, Self
 import jax
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.hosts.launch.environment import COUNT, EXACT, MATCH, RUN, UNSEEN
+from jaxpace.hosts.distributed import end_when_failed
+from jaxpace.hosts.launch.environment import COUNT, EXACT, LAUNCH_ID, MATCH, RUN, UNSEEN
 from jaxpace.observation import programs
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
@@ -295,6 +296,9 @@ def attach(environment: Mapping[str, str]) -> None:
                             exact=environment.get(EXACT, "0") not in ("", "0"), say=_print))
   _attached[0].give_way()
   _LOG.addHandler(_Unheard(logging.WARNING))
+  if LAUNCH_ID in environment:
+    # One failure ends the job; before the recording, so that this is closed first.
+    end_when_failed()
   _attached[0].open()
 
 

@@ -137,6 +137,26 @@ while not {ready}:
 
 
 @pytest.mark.long
+def test_an_uncaught_exception_ends_a_job_that_joined_by_itself(tmp_path):
+  job = jaxpace_run(tmp_path, """
+import atexit, time
+import jax
+atexit.register(print, "the program's own end")
+jax.distributed.initialize(shutdown_timeout_seconds=20)
+jax.device_count()
+if jax.process_index() == 1:
+  raise ArithmeticError("loss is NaN")
+time.sleep(1000)
+""", "--out", "seen", "--nproc", "2", "--logs", "logs", "--grace", "1", devices=1)
+  _, errors = job.communicate(timeout=600)
+  assert job.returncode == 1 and "process 1 (pid" in errors
+  log = (tmp_path / "logs" / "process-1.log").read_text()
+  assert "ArithmeticError: loss is NaN" in log and "the program's own end" in log
+  # By itself JAX waits at exit for the other process, which waits for this one.
+  assert "DEADLINE_EXCEEDED" not in log
+
+
+@pytest.mark.long
 def test_sigterm_is_the_programs_own_where_it_handles_it(tmp_path):
   script = TRAIN + """
 main(10, None)

@@ -10,7 +10,12 @@ from jaxpace.hosts.distributed.client import (
     process_count,
     process_index,
 )
-from jaxpace.hosts.distributed.joining import Place, initialize, place_from_environment
+from jaxpace.hosts.distributed.joining import (
+    Place,
+    end_when_failed,
+    initialize,
+    place_from_environment,
+)
 from jaxpace.hosts.distributed.rounds import NEVER, NotHeard, Round, Rounds
 from jaxpace.hosts.distributed.store import (
     barrier,
@@ -23,6 +28,7 @@ from jaxpace.hosts.distributed.store import (
 
 __all__ = [
   "NEVER", "NotHeard", "Place", "Round", "Rounds", "asks_for_preemption", "barrier",
-  "coordinator_port", "initialize", "key_value_delete", "key_value_directory", "key_value_get",
-  "key_value_set", "place_from_environment", "process_count", "process_index", "share_string",
+  "coordinator_port", "end_when_failed", "initialize", "key_value_delete", "key_value_directory",
+  "key_value_get", "key_value_set", "place_from_environment", "process_count", "process_index",
+  "share_string",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 import logging
 import math
@@ -203,15 +204,19 @@ def choose_address() -> None:
                          f"Add a line `{address} {hostname}` to /etc/hosts.") from error
 
 
-def install() -> None:
-  """Installs the hook for uncaught exceptions and what follows it at exit.
+def end_when_failed() -> None:
+  """Has an uncaught exception end this process, if it has joined a job, without JAX's own exit.
 
-  JAX's own exit waits, for minutes, until all processes have come to theirs, and they wait in a
-  collective for this one. Exit functions run last in, first out: those registered after this call
-  run before `end`, which replaces the rest.
+  That waits, for minutes, until all processes have come to theirs, and they wait in a collective
+  for this one. What was registered with `atexit` since JAX was imported runs. Calling it again does
+  nothing.
   """
+  _end_when_failed(os.getpid())
+
+
+@functools.cache
+def _end_when_failed(owner: int) -> None:
   before = sys.excepthook
-  owner = os.getpid()
   failed = False
 
   def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -219,14 +224,16 @@ def install() -> None:
     failed = os.getpid() == owner  # a forked child is not the process that joined
     before(kind, error, trace)
 
-  def end() -> None:
-    if not failed or os.getpid() != owner:
-      return
+  def leave() -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
       with contextlib.suppress(AttributeError, OSError, ValueError):
         stream.flush()
     os._exit(1)
+
+  def end() -> None:
+    if failed and os.getpid() == owner and process_count() > 1:
+      client.exit_by(leave)
 
   sys.excepthook = hook
   atexit.register(end)
@@ -246,8 +253,8 @@ def initialize(timeout: float = 300.0) -> Place:
   CPU collectives across processes go through gloo unless `jax_cpu_collectives_implementation` says
   otherwise. An uncaught exception ends a joined process without the wait for its peers that JAX
   does at exit (they wait for this one: that would take minutes); what was registered with `atexit`
-  after this call still runs. A process that leaves early by `sys.exit` does wait for its peers: let
-  it raise instead.
+  since JAX was imported runs. A process that leaves early by `sys.exit` does wait for its peers:
+  let it raise instead.
 
   Args:
     timeout: seconds to wait for the other processes.
@@ -281,7 +288,7 @@ def initialize(timeout: float = 300.0) -> Place:
       return Place(0, 1, "alone")
   if _cpu_collectives() == "gloo":
     choose_address()
-  install()
+  end_when_failed()
   return place
 
 
