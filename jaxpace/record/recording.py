@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import pathlib
+import re
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ from jaxpace.runs import rundir
 from jaxpace.runs.step_causes import ASKED
 
 _LOG = logging.getLogger("jaxpace")
+_AGAIN = re.compile(r"([^:]{1,80}: )\1+")
 _SHARE_SECONDS = 120.0
 CLOSE_SECONDS = 60.0
 _MOST_SECONDS = 86_400.0
@@ -366,6 +368,11 @@ def _as_float(value: float) -> float:
 
 
 def in_one_line(error: BaseException) -> str:
-  """What went wrong, in one line."""
-  message = next(iter(str(error).splitlines()), "")[:200]
+  """What went wrong, in one line.
+
+  >>> in_one_line(ValueError("dispatching: dispatching: dispatching: peer is gone"))
+  'ValueError: dispatching: peer is gone'
+  """
+  # JAX says once more for each step in flight that it is the one before that failed.
+  message = _AGAIN.sub(r"\1", next(iter(str(error).splitlines()), ""))[:200]
   return f"{type(error).__name__}: {message}" if message else type(error).__name__
