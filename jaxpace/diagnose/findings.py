@@ -201,7 +201,10 @@ def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
     seconds = float(lost[long].sum())
     share = seconds / (step_time * selected.size)
     if share >= COSTLY:
-      found.append(FewPauses(label, seconds, share, run.steps[long]))
+      longest = int(np.where(long, lost, 0.0).argmax())
+      most = long.sum() > 1 and lost[longest] >= 2 * (seconds - lost[longest])
+      found.append(FewPauses(label, seconds, share, run.steps[long], float(lost[longest]),
+                             int(run.steps[longest]) if most else None))
   return tuple(sorted(found, key=lambda pauses: -pauses.share))
 
 

@@ -114,9 +114,11 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
     notes.append(Note.WAITING_FOR.say(causes=joined(causes), few=len(unnamed.steps),
         steps=plural(facts.selected.size, "step"), which=which))
   for pauses in facts.few_pauses:
+    most = (f", and {milliseconds(pauses.longest)} of it in step {pauses.most_in} alone"
+            if pauses.most_in is not None else "")
     notes.append(Note.FEW_PAUSES.say(cause=pauses.cause, seconds=milliseconds(pauses.seconds),
         part=percent(pauses.share), steps=plural(len(pauses.steps), "step"),
-        numbers=list_ranks(pauses.steps)))
+        numbers=list_ranks(pauses.steps), most=most))
   notes += _slow_for_good(facts)
   staged = totals.groups.staged  # then it is their bubbles
   spread = abs(float(totals.per_step["spread"][facts.selected.mask].mean()))

@@ -83,8 +83,9 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
 def _paused(pauses: FewPauses, counted: int) -> str:
   took = f"{pauses.cause} took {percent(pauses.share)} of the time"
   if len(pauses.steps) > 1:
-    return (f"No lasting fault, but long pauses: {took} in {plural(len(pauses.steps), 'step')}; "
-            "see the notes.")
+    most = "" if pauses.most_in is None else f", most of it in step {pauses.most_in}"
+    return (f"No lasting fault, but long pauses: {took} in {plural(len(pauses.steps), 'step')}"
+            f"{most}; see the notes.")
   return (f"No lasting fault, but one long pause: {took}, all of it in step {pauses.steps[0]}. How "
           f"often such a pause comes does not show in {plural(counted, 'step')}.")
 

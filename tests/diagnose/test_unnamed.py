@@ -100,6 +100,15 @@ def test_transfers_that_stand_still_once_are_not_slow_throughout(at):
   assert numbers(only(diagnosis.notes, Note.FEW_PAUSES))[-len(at):] == at
 
 
+def test_a_pause_that_is_most_of_what_all_took_is_told_by_its_step():
+  transfer = np.full(STEPS, 2.0)
+  transfer[[20, 50, 120]] += [300, 4000, 500]
+  diagnosis = diagnose(make_run(*barrier((noisy() * MS).astype(np.int64),
+                                         (transfer * MS).astype(np.int64))))
+  assert numbers(diagnosis.verdict)[1:] == [3, 50]
+  assert numbers(only(diagnosis.notes, Note.FEW_PAUSES))[-5:] == [20, 50, 120, 4000, 50]
+
+
 @pytest.mark.parametrize("diagnosed, mode", [
     (lambda: with_long_transfers(list(range(3, STEPS, 4))), "fabric_contention"),
     (lambda: diagnose(paused(60.0, list(range(10, STEPS, 10)), "checkpoint")), "runtime_jitter")])

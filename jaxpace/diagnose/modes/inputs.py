@@ -64,6 +64,8 @@ class FewPauses(NamedTuple):
   seconds: float  # in all, mean over processes
   share: float  # of all the time counted
   steps: np.ndarray  # numbers of the steps with a long one
+  longest: float  # seconds, mean over processes
+  most_in: int | None  # step that holds most of the seconds by itself, of several
 
 
 class Unnamed(NamedTuple):

@@ -34,7 +34,7 @@ class Note(Code):
       "Of the waiting for late ranks, {causes}. Half of it is in {few} of {steps}{which}.")
   FEW_PAUSES = ("few_pauses", "report: few long pauses, and their steps",
       "Long pauses: {cause} took {seconds}, {part} of all the time counted, in {steps}: "
-      "{numbers}. They are no finding, but that is what they cost.")
+      "{numbers}{most}. They are no finding, but that is what they cost.")
   SLOW_FOR_GOOD = ("slow_for_good",
       "report: what helps where ranks are slow for good, and how much",
       "What would help {ranks}: a host as quick as the others' ({mended}); or, without a "
