@@ -85,14 +85,15 @@ def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness:
   switches = excess.get("nivcsw", 0.0)
   # It is where a process computes that it is preempted: a gap holds little of that.
   computing = max(lateness - gap, 0.0)
-  explained = min(switches * SLICE, computing) >= PART * lateness
-  if explained and float(means["nivcsw"][row]) >= 2 * (
-      float(means["nivcsw"][row]) - switches) and (work is None or work < 0.5 * lateness):
-    found.append(Evidence.PREEMPTED.say(who=who, switches=float(means["nivcsw"][row]),
-        more=switches, work="" if work is None else ", while its CPU time is not longer"))
+  own = float(means["nivcsw"][row]) if "nivcsw" in means else 0.0
+  explained, crowded = (min(times * SLICE, computing) >= PART * lateness
+                        for times in (switches, own))
+  if explained and own >= 2 * (own - switches) and (work is None or work < 0.5 * lateness):
+    found.append(Evidence.PREEMPTED.say(who=who, switches=own, more=switches,
+        work="" if work is None else ", while its CPU time is not longer"))
   elif work is not None and work >= 0.5 * lateness:
     found.append(Evidence.WORK.say(who=who, work=milliseconds(work)))
-  elif work is not None and len(causes.processes) > 1:
+  elif work is not None and len(causes.processes) > 1 and not crowded:
     found.append(Evidence.ASLEEP.say(who=who))
   return found
 

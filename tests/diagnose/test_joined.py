@@ -202,6 +202,11 @@ def test_switches_explain_no_more_than_the_processor_can_have_been_gone():
           == ["asleep"])
 
 
+def test_where_all_are_preempted_the_late_one_is_not_said_to_sleep():
+  """Whether it lost more by that than the others is not known."""
+  assert kinds(shown({"nivcsw": [90.0, 110.0, 60.0, 90.0], "cpu": [0.01] * 4}), 40e-3) == []
+
+
 @pytest.mark.parametrize("lateness", [0.0, -1e-3, 1e-5])
 def test_a_lateness_of_nothing_has_no_cause(lateness):
   """What no process has more of than the others holds any part of nothing."""
