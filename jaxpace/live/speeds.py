@@ -53,8 +53,9 @@ MOST = 16
 """Steps that the balancer is asked on at once, the last ones."""
 _PATIENT = 4
 """Exchanges that change nothing, after which they are half as frequent."""
-_SAYS_SO = 10
-"""Seconds for which counts that are asked for too early wait, until a warning says so."""
+_SAYS_SO = 60
+"""Seconds without a call of the step for which counts that are asked for too early wait, until a
+warning says so, once."""
 _NAN = np.float32(np.nan)
 Known = tuple[np.ndarray, Any]
 """The counts in force, and the balancer's state."""
@@ -70,7 +71,7 @@ class SharedCounts:
     self._count = int(ranks.max()) + 1
     self._gathered = Gathered(mesh, 2 * MOST + 3)
     self._busy: BusyTimes | None = None
-    self._warned = False
+    self._warned = self._said = False
     self._even = np.asarray(even(balancer.micro_batches, self._count), np.int32)
     # What steers from which step on, in their order; the first of them is in force.
     self._steered: collections.deque[tuple[int, ControlRequest]] = collections.deque(
@@ -201,13 +202,15 @@ class SharedCounts:
             "seen; to skip steps, restore a feed.state() of a later one.")
     if self._thread == threading.get_ident():
       raise ValueError(said)
+    waited, before = 0, self._called
     with self._calls:
-      for waited in itertools.count():
-        if self._calls.wait_for(lambda: self._called >= calls, 1.0):
-          return
+      while not self._calls.wait_for(lambda: self._called >= calls, 1.0):
         if not threading.main_thread().is_alive():
           raise RuntimeError("feed.next waited for a call of the step, and the program ends.")
-        if waited == _SAYS_SO:
+        # Steps may be long, or compiled for minutes.
+        waited, before = waited + 1 if self._called == before else 0, self._called
+        if waited > _SAYS_SO and not self._said:
+          self._said = True
           _LOG.warning("%s It waits for the next call, in another thread.", said)
 
   def _called_with(self, step: ObservedFunction, asked_in: int, threshold: float | None) -> None:

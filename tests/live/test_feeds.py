@@ -127,6 +127,23 @@ def test_a_step_that_does_not_come_is_no_silence(monkeypatch, caplog):
   waits.join()
 
 
+def test_long_steps_are_waited_for_in_silence(monkeypatch, caplog):
+  class Waits(contextlib.nullcontext):
+    """A step is called every two seconds."""
+    seconds = 0
+
+    def wait_for(self, over, timeout):
+      self.seconds += timeout
+      shared._called = self.seconds // 2
+      return over()
+
+  monkeypatch.setattr(speeds, "_SAYS_SO", 2)
+  shared = Job().feed._shared
+  shared._thread, shared._calls = 0, Waits()
+  shared._until_called(10)
+  assert shared._calls.seconds == 20 and not caplog.records
+
+
 def test_processes_at_different_steps_are_refused(monkeypatch):
   job = Job()
   others_differ(monkeypatch, -1)
