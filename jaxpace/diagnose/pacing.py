@@ -191,10 +191,12 @@ class WorkMoved:
 
 def work_moved(run: Run) -> WorkMoved | None:
   """Reads it from the recorded columns; None where no work was shared."""
-  uneven = run.guard.get("work_uneven")
+  # Of all steps: those that are detailed may be of one kind, for uneven ones fetch their batch.
+  uneven, steps = ((run.guard.get("work_uneven"), run.steps) if run.aggregated is None else
+                   (run.aggregated.uneven, run.aggregated.steps))
   if uneven is None:
     return None
-  known = np.flatnonzero(np.isfinite(uneven) & run.inside)
+  known = np.flatnonzero(np.isfinite(uneven) & run.asked(steps))
   if not known.size:
     return None
   return WorkMoved(float(np.mean(uneven[known] > 0.5)), bool(uneven[known[-1]] > 0.5),

@@ -133,6 +133,8 @@ class AllSteps(NamedTuple):
   end_ns: np.ndarray  # [R, K] int64, last exit, `MISSING` where unknown
   waited: np.ndarray | None = None  # [R, K] float32 s in collectives, NaN where null
   delay: np.ndarray | None = None  # [R, K] float32 s of the applied delay, NaN where null
+  # [K] float32, whether counts of micro-batches were uneven, NaN where null
+  uneven: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -288,7 +290,7 @@ class Run:
     return dataclasses.replace(
         part, attempt=attempt, end_ns=None, previous_exit=previous,
         aggregated=AllSteps(self.steps, self.attempt, self.end_ns, self.durations.get("sync"),
-                            self.durations.get("delay_applied")))
+                            self.durations.get("delay_applied"), self.guard.get("work_uneven")))
 
 
 def cut(run: Run, first: int) -> Run:

@@ -13,7 +13,7 @@ from rich.console import Console
 from jaxpace.cli.main import main
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.pacing import measured
+from jaxpace.diagnose.pacing import measured, work_moved
 from jaxpace.runs.reader import read_run
 from jaxpace.show.terminal import render
 from tests.coordination.test_guard import GUARDED, run, steps_of
@@ -153,6 +153,16 @@ def test_unguarded(tmp_path):
                                         "guarded": False, "on": None, "effect": None,
                                         "effect_interval": None, "pairs": 0}
   assert numbers(text.partition(SHARED)[2])[0] == 75
+
+
+def test_steps_that_are_not_detailed_count(tmp_path):
+  """Such as those with even counts, which fetch nothing and so have fewer collectives."""
+  back = decided(tmp_path / "run", {"work_uneven": np.arange(300) >= 75})
+  back = dataclasses.replace(back, end_ns=np.zeros((len(back.attempt), 300), np.int64),
+                             collectives=())
+  assert work_moved(back.detailed(np.arange(75, 300))).uneven_share == 0.75
+  windowed = dataclasses.replace(back.detailed(np.arange(75, 300)), window=(50, 100))
+  assert work_moved(windowed).uneven_share == 0.5
 
 
 def test_guarded(tmp_path):
