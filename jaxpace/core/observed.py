@@ -200,6 +200,9 @@ class ObservedFunction(Recordable):
   coming: collections.deque[Callable[[], None]]
   """What is to be done with the next calls, one each, just before it: where work is shared."""
 
+  shared: frozenset[tuple[int, int]] = frozenset()
+  """Of each feed that gives it counts: micro-batches of all ranks, and most of them of one rank."""
+
   calls: int = 0
   """Calls so far in this process: the k-th execution of any of these to start on a device is of the
   k-th call. Counted as long as all programs of the function have timestamps."""

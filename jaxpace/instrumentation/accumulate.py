@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxpace.core.varying import manual_axes, vary, varying, varying_of_aval
 from jaxpace.instrumentation import checks, losses
 from jaxpace.instrumentation.program import axes_of, walk
-from jaxpace.observation import phases
+from jaxpace.observation import everywhere, phases
 
 Sums = Literal["float32", "parameters"]
 
@@ -104,7 +104,8 @@ def accumulate(
 
   Raises:
     ValueError: a collective over `axis_name` in the loss, a loss without weights, counts of another
-      number of ranks or beyond the capacity, or no place for the sum over `axis_name`.
+      number of ranks or beyond the capacity, less room than the step's `jaxpace.shares` may ask
+      for, or no place for the sum over `axis_name`.
   """  # noqa: E501
   names = checks.axis_names(axis_name)
   if sums not in ("float32", "parameters"):
@@ -122,6 +123,8 @@ def accumulate(
     return _island(run, params, micro_batches, count, names, key, index, mesh, fetch)
   if mesh is not None:
     raise ValueError("jaxpace.accumulate needs no mesh inside jax.shard_map: leave it out.")
+  own = _capacity(micro_batches)
+  _fits(count, own, own * checks.axis_size(names), fetch)
   return run(params, micro_batches, count, key, index)
 
 
@@ -258,6 +261,22 @@ def _within(count: Any, capacity: int) -> None:
                      f"for {capacity}: make its first axis as long as the balancer's capacity.")
 
 
+def _fits(count: Any, room: int, whole: int, fetch: bool) -> None:
+  """Checks that there is room for whatever counts the feeds of the step that is called here may
+  give, where these are data."""
+  step = everywhere.called() if isinstance(count, jax.core.Tracer) else None
+  totals, most = zip(*step.shared, strict=True) if step is not None and step.shared else ((), ())
+  if fetch and totals and whole not in totals:
+    raise ValueError(f"jaxpace.shares shares total_micro_batches={totals[0]}, and micro_batches "
+                     f"are {whole} of all ranks together: cut the batch into {totals[0]}, or give "
+                     f"jaxpace.shares total_micro_batches={whole}.")
+  if not fetch and most and room < min(most):
+    raise ValueError(f"micro_batches has room for {room} micro-batches of a rank, and "
+                     f"jaxpace.shares gives up to {min(most)}: where a loader lays batches out "
+                     "that knows of no counts, give jaxpace.accumulate fetch=True; else give "
+                     f"jaxpace.shares capacity={room}.")
+
+
 def _refuse(jaxpr: Any, names: tuple[str, ...], uneven: frozenset[str]) -> None:
   """Checks that no ranks whose counts differ meet in the loop; and that the loss asks for no
   sharding over the data axis, which JAX would refuse when it compiles."""
@@ -326,6 +345,7 @@ def _island(run: Callable[..., Any], params: Any, micro_batches: Any, count: Any
                      "of all ranks together, rank by rank.")
   # Inside they are an argument, whose values nobody knows.
   _within(count, whole if fetch else whole // ranks)
+  _fits(count, whole // ranks, whole, fetch)
   split = PartitionSpec(names if len(names) > 1 else names[0])
   everywhere = PartitionSpec()
   specs = (everywhere, split, everywhere, everywhere, everywhere if index is None else split)

@@ -188,6 +188,7 @@ class SharedCounts:
       self._number, self._asked_for = number + 1, place + 1
       self._ahead.append((number, counts, decisions, self._known))
       self._known = self._counts, self._inner
+    step.shared |= {(self._balancer.micro_batches, self._capacity)}
     asks = threading.get_ident()
     step.coming.append(functools.partial(self._called_with, step, asks, steered.threshold))
     return number, counts

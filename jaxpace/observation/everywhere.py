@@ -161,13 +161,17 @@ def context() -> Any:
   return jax.make_user_context(None)
 
 
+def called() -> Watcher | None:
+  """The observed function that is called here: traced, compiled or run."""
+  # A context is made with the first observed function: it is a part of the key of JAX's caches.
+  value = context().value if _functions else None
+  return _functions.get(value[1]) if isinstance(value, tuple) else None
+
+
 def _compile(request: compiling.Request) -> Any:
   """Hands a program to those whose it is."""
   nested.put_timestamps(request)
-  # A context is made with the first observed function: it is a part of the key of JAX's caches.
-  value = context().value if _functions else None
-  watcher: Watcher | None = _functions.get(value[1]) if isinstance(value, tuple) else None
-  watcher = watcher or _recording
+  watcher = called() or _recording
   return request.compile() if watcher is None else watcher.compile(request)
 
 

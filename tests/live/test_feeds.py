@@ -6,12 +6,15 @@ import queue
 import threading
 
 import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxpace
 from jaxpace.live import shares, speeds
 from jaxpace.live.control_file import ControlRequest
+from tests.instrumentation.running import P, mesh_of
 from tests.live.test_shares import (
     CAPACITY,
     EXAMPLES,
@@ -224,3 +227,27 @@ def test_a_feed_that_two_threads_ask_first_is_one(monkeypatch):
   job.feed.state()
   loader.join()
   assert len(made) == 1
+
+
+@pytest.mark.parametrize(("rows", "fetch", "said"), [
+    (2 * TOTAL, True, "total_micro_batches=8, and micro_batches are 16 of all ranks together: "),
+    (TOTAL, False, "room for 2 micro-batches of a rank, and jaxpace.shares gives up to 8: "),
+    (RANKS * TOTAL, False, ""), (TOTAL, True, "")])
+@pytest.mark.parametrize("whole", [True, False])
+def test_micro_batches_that_counts_would_not_fit_are_refused_before_the_first_step(
+    rows, fetch, said, whole):
+  mesh = mesh_of(data=RANKS)
+
+  def train(w, batch, counts):
+    return jaxpace.accumulate(lambda w, x: (jnp.sum((x - w) ** 2), x.size), w, batch, counts,
+                              mesh=mesh if whole else None, fetch=fetch)
+
+  run = train if whole else jax.shard_map(train, mesh=mesh, in_specs=(P(), P("data"), P()),
+                                          out_specs=P())
+  step, feed = jaxpace.observe(jax.jit(run)), jaxpace.shares(mesh, total_micro_batches=TOTAL)
+  counts, batch = feed.next(step).counts, np.ones((rows, SIZE), np.float32)
+  if said:
+    with pytest.raises(ValueError, match=said):
+      step(jnp.float32(0), batch, counts)
+  else:
+    assert step(jnp.float32(0), batch, counts)[0] == 1
