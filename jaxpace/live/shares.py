@@ -195,6 +195,11 @@ class Shares:
     size = 0 if self.order is None else self.order.size
     return int(self.state().ran[list(self.ranks)].sum()) * size
 
+  def __reduce__(self) -> Any:
+    raise TypeError("What jaxpace.shares returns belongs to its process and devices, and is not "
+                    "copied or pickled: a checkpoint holds feed.state(), and feed.restore(state) "
+                    "goes on from that.")
+
 
 def _observed(step: Any) -> ObservedFunction:
   found = observed_function(step) or observed_function(getattr(step, "step", None))

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,13 @@ def test_sources_that_lack_examples():
   for source in (examples[:1], {"x": np.zeros(EXAMPLES), "scale": 2.0}, None):
     with pytest.raises(IndexError, match=f"a {type(source).__name__}, gives no example"):
       share.take(source)
+
+
+def test_a_feed_is_not_pickled_but_its_state_is():
+  feed = jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)})
+  with pytest.raises(TypeError, match="a checkpoint holds feed.state"):
+    pickle.dumps({"params": 1, "feed": feed})
+  assert pickle.loads(pickle.dumps(feed.state())).counts.tolist() == [2, 2, 2, 2]
 
 
 def test_what_is_refused():
