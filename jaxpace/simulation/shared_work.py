@@ -131,18 +131,18 @@ def replay_balancer(run: Run, balancer: Balancer, ranks: np.ndarray, counted: np
     counts.
 
   Raises:
-    RunError: the run's work was shared by speed when it was recorded, or no collective was
-      timestamped.
+    RunError: counts were uneven in a step when it was recorded, or no collective was timestamped.
   """
   run = timestamped_alone(run)
   if not run.collectives:
     raise RunError(
         f"{run.path} holds no collective with timestamps: without entries and exits no rank's busy "
         "time is known.")
-  if "micro_batches" in run.plan.get("decisions", ()):
+  uneven = run.guard.get("work_uneven", np.ones(1))
+  if "micro_batches" in run.plan.get("decisions", ()) and (uneven > 0.5).any():
     raise RunError(f"The work of {run.path} was shared by speed when it was recorded: what it "
-                   "would have gained shows in a run with even counts. Its own effect is in the "
-                   "report where it was guarded.")
+                   "would have gained shows in steps with even counts, --steps=A:B. Its own effect "
+                   "is in the report where it was guarded.")
   seen = observe(run, ranks, 1, slice(0, len(run.steps)))
   share = balancer.micro_batches / len(ranks)
   arrivals = seen.arrivals.astype(np.float64)

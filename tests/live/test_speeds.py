@@ -399,6 +399,9 @@ def test_a_recording_has_the_counts_of_each_step(tmp_path, named):
   with pytest.raises(RunError, match="was shared by speed when it was recorded"):
     replay_balancer(read_run(tmp_path), jaxpace.share_by_speed(TOTAL, CAPACITY), np.arange(RANKS),
                     np.ones(20, bool))
+  even = read_run(tmp_path, window=(None, 16))
+  assert replay_balancer(even, jaxpace.share_by_speed(TOTAL, CAPACITY), np.arange(RANKS),
+                         even.inside)
 
 
 def test_a_step_that_is_not_observed_is_refused():
