@@ -187,11 +187,15 @@ CROWDED = 5.0
 
 def switches(run: Run, selected: SelectedSteps) -> float:
   """Involuntary switches of the process that has most of them, mean a step; 0 where they were not
-  recorded."""
+  recorded.
+
+  Steps that a program runs by itself, iterations of its loop, have no columns of their own; the
+  process was sampled meanwhile.
+  """
   values = run.host_causes.columns.get("nivcsw")
-  if values is None:
-    return 0.0
-  return float(np.nan_to_num(mean_known(values[:, selected.mask])).max(initial=0.0))
+  if values is not None and np.isfinite(values[:, selected.mask]).any():
+    return float(np.nan_to_num(mean_known(values[:, selected.mask])).max(initial=0.0))
+  return max(per_step(run, selected, "nivcsw", 0, selected.blocks).values(), default=0.0)
 
 
 def per_step(run: Run, selected: SelectedSteps, name: str, begin: int,

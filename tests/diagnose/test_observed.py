@@ -21,6 +21,7 @@ from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.runs import collectives
 from jaxpace.runs.reader import read_run
+from jaxpace.runs.run import HostSamples
 from tests.lib.said import numbers
 from tests.synthetic.synthetic_groups import STEP_GAP, Cause, Job, play, write
 from tests.synthetic.synthetic_observed import observed
@@ -118,16 +119,22 @@ def test_waiting_for_pauses_is_told_as_such_wherever_it_is_waited(tmp_path, norm
   assert finding.share == pytest.approx(lost / diagnosis.step_time.mean, rel=0.05)
 
 
+@pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("cores, switched, seconds, machine", [
     ("0-1", 40.0, 12e-3, True), ("0-3", 40.0, 12e-3, False), ("0-1", 0.5, 12e-3, False),
     ("0-1", 40.0, 120e-3, False)])
 def test_devices_that_take_turns_on_few_cores_are_not_told_to_even_out_their_work(
-    tmp_path, cores, switched, seconds, machine):
+    tmp_path, cores, switched, seconds, machine, sampled):
   """Four forced devices of one process: the host's counters tell whether they wait for cores; by
-  that, no more than a quarter of the step."""
+  that, no more than a quarter of the step. Iterations of one program have samples alone."""
   write(tmp_path, observed(steps=200, processes=1, noise=0.005, causes=(Cause("jitter", seconds),)))
   run = read_run(tmp_path)
   columns = run.host_causes.columns | {"nivcsw": np.full((1, len(run.steps)), switched, np.float32)}
+  if sampled:
+    times, zero = run.collectives[-1].exit_ns[0], np.zeros(len(run.steps), np.int32)
+    run = dataclasses.replace(run, host_samples=HostSamples(
+        zero, zero, times, {"nivcsw": switched * np.arange(len(times), dtype=float)}))
+    columns["nivcsw"] = np.full((1, len(run.steps)), np.nan, np.float32)
   place = Locality(process=0, hostname="host0", cpu=Cpu(allowed=cores),
                    devices=tuple(Device(platform="cpu") for _ in range(4)))
   found = diagnose(dataclasses.replace(
