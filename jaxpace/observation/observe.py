@@ -17,7 +17,7 @@ import jax
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.observation import comparing, everywhere, programs
 from jaxpace.observation.everywhere import Watcher
-from jaxpace.observation.partitioned import compiling
+from jaxpace.observation.partitioned import collectives, compiling
 
 _LOG = logging.getLogger("jaxpace")
 
@@ -126,7 +126,7 @@ class Observed(Watcher):
 
   def _is_own(self, request: compiling.Request) -> bool:
     """Whether a program is the step's own, by its name: others cut its arguments up, say."""
-    return self.title in ("", request.name) or programs.is_nameless(request.name)
+    return self.title in ("", request.name) or collectives.is_nameless(request.name)
 
   def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
     """See `Watcher`."""

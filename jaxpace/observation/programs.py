@@ -11,8 +11,8 @@ import jax
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.partitioned import collectives
 
-_NAMELESS = ("fun", "lambda", "<lambda>", "fn", "wrapped", "wrapper", "inner")
 _lock = threading.Lock()
 _known: tuple[ObservedProgram, ...] = ()
 """One register a process, as the ring is."""
@@ -64,17 +64,12 @@ def bare(name: str, devices: Sequence[Any], reason: str) -> ObservedProgram:
       bare=reason)
 
 
-def is_nameless(name: str) -> bool:
-  """Whether a program's name is not its function's own, as under `pmap`."""
-  return name.strip("_") in _NAMELESS
-
-
 def named(made: ObservedProgram) -> ObservedProgram:
-  """The same by a name that no other program has: what JAX calls all functions under `pmap`, and
-  those without a name, gets the line of its largest collective; one function on several submeshes,
-  such as a pipeline's stages, its first rank."""
+  """The same by a name that no other program has: one without a name of its own gets the line of
+  its largest collective; one function on several submeshes, such as a pipeline's stages, its first
+  rank."""
   name = made.name
-  if is_nameless(name):
+  if collectives.is_nameless(name):
     largest = max((one for one in made.collectives if one.source),
                   key=lambda one: one.bytes or 0, default=None)
     name = name if largest is None else f"{name} ({largest.source})"

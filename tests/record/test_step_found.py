@@ -220,6 +220,28 @@ def test_functions_under_pmap_are_told_apart_by_their_lines(tmp_path):
   assert "test_step_found.py:" in name and len(read_run(tmp_path / "run").steps) == 8
 
 
+def test_functions_under_pmap_whose_sums_are_in_a_helper_go_by_their_own_names(tmp_path):
+  def mean(x):
+    return jax.lax.pmean(x, "data")
+
+  def train_step(w, x):
+    return w - 0.1 * mean(jax.grad(lambda w: ((x @ w) ** 2).mean())(w))
+
+  def evaluate(w, x):
+    return mean(((x @ w) ** 2).mean())
+
+  train, judge, unnamed = (jax.pmap(each, axis_name="data", devices=jax.devices()[:4])
+                           for each in (train_step, evaluate, lambda w, x: 2 * evaluate(w, x)))
+  w, x = jnp.ones((4, 8, 1)), jnp.ones((4, 2, 8))
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for _ in range(6):
+      w = train(w, x)
+      judge(w, x).block_until_ready()
+      unnamed(w, x).block_until_ready()
+  assert inside.step.programs == ("train_step",)
+  assert len(read_run(tmp_path / "run").steps) == 6
+
+
 def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):
   monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
   monkeypatch.setattr(found, "_LONGER", 0)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from jaxpace.core.observed import KINDS
 from jaxpace.core.plan import COMPUTE, Collective, Loop
 from jaxpace.observation.partitioned import groups, wire
+from jaxpace.observation.partitioned.compiling import MACHINERY
 
 _COMPUTATIONS, _SIGNATURE, _ENTRY, _SCHEDULE, _FRAMES, _CONFIGS = 3, 4, 6, 7, 17, 22
 """In a program; the last are what instructions may have in place of a `_CONFIG` of their own."""
@@ -42,7 +43,8 @@ _TYPES = (
 _TRIPS = re.compile(rb'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 _INSTALLED = ("site-packages", "dist-packages")
 """Folders that hold packages in every environment, whichever of them this Python searches."""
-_MACHINERY = ("jax", "jaxlib", "jaxpace")
+_NAMELESS = ("", "fun", "lambda", "<lambda>", "fn", "wrapped", "wrapper", "inner", "decorated",
+             "call")
 
 Message = list[wire.Field]
 
@@ -63,6 +65,15 @@ class Placed(NamedTuple):
   conditional: bool
 
 
+class Frame(NamedTuple):
+  """A call that an instruction comes from."""
+
+  file: str
+  line: int
+  # Name of the Python function that the line is in; "" where it isn't said.
+  function: str = ""
+
+
 class Program:
   """A compiled program."""
 
@@ -81,7 +92,8 @@ class Program:
         wire.read, wire.every(wire.inside(program, _SCHEDULE), 1))}
     index = wire.inside(program, _FRAMES)
     self._configs = wire.every(program, _CONFIGS)
-    self._files, self._lines, self._frames = (wire.every(index, place) for place in (1, 3, 4))
+    self._files, self._functions, self._lines, self._frames = (
+        wire.every(index, place) for place in (1, 2, 3, 4))
     self._signature = wire.inside(program, _SIGNATURE)
 
   @property
@@ -121,16 +133,19 @@ class Program:
     return b"".join(wire.every(one, _CONFIG)) if not elsewhere else (
         self._configs[wire.number(wire.read(elsewhere[0]), 2)])
 
-  def frames(self, one: Message) -> list[tuple[str, int]]:
-    """Files and lines of the calls an instruction comes from, the innermost first."""
+  def frames(self, one: Message) -> list[Frame]:
+    """The calls an instruction comes from, the innermost first."""
     said = wire.inside(one, _METADATA)
     if file := wire.string(said, _FILE):
-      return [(file, wire.number(said, _LINE))]
-    place, found = wire.number(said, _FRAME), list[tuple[str, int]]()
+      return [Frame(file, wire.number(said, _LINE))]
+    place, found = wire.number(said, _FRAME), list[Frame]()
     while 0 < place <= len(self._frames) and len(found) < len(self._frames):
       frame = wire.read(self._frames[place - 1])
       line = wire.read(self._lines[wire.number(frame, 1) - 1])
-      found.append((self._files[wire.number(line, 1) - 1].decode(), wire.number(line, 3)))
+      named = wire.number(line, 2)
+      found.append(Frame(
+          self._files[wire.number(line, 1) - 1].decode(), wire.number(line, 3),
+          self._functions[named - 1].decode() if 0 < named <= len(self._functions) else ""))
       place = wire.number(frame, 2)
     return found
 
@@ -149,6 +164,40 @@ def found_in(program: Program, partitions: int) -> list[Collective]:
   """
   return [_found(program, placed, kind, partitions) for placed in program.run()
           if (kind := placed.opcode.removesuffix("-start")) in KINDS]
+
+
+def function_of(program: Program, caller: tuple[str, int]) -> str:
+  """Name of the Python function that was compiled: the outermost one within the call, of those that
+  its collectives come from and that have a name of their own.
+
+  Args:
+    program: to look in.
+    caller: file and line of the call for which it was compiled.
+
+  Returns:
+    The name; "" where no collective comes from within the call, as when the function was traced by
+    another one before.
+  """
+  for placed in program.run():
+    if placed.opcode.removesuffix("-start") in KINDS:
+      frames = program.frames(placed.instruction)
+      places = [frame[:2] for frame in frames]
+      own = frames[:places.index(caller)] if caller in places else []
+      for frame in reversed(own):
+        name = frame.function.rsplit(".", 1)[-1]
+        if not is_nameless(name):
+          return name
+  return ""
+
+
+def is_nameless(name: str) -> bool:
+  """Whether a function's name says nothing of it, as that of every program under `pmap` does, or
+  that of a decorator's function.
+
+  >>> [is_nameless(name) for name in ("_fun", "<lambda>", "__call__", "train_step")]
+  [True, True, True, False]
+  """
+  return name.strip("_") in _NAMELESS
 
 
 def _found(program: Program, placed: Placed, kind: str, partitions: int) -> Collective:
@@ -183,7 +232,7 @@ def _bits(dtype: str) -> int:
   return 8 if dtype == "bool" else int(found[1]) if found else 0
 
 
-def source_line(frames: Sequence[tuple[str, int]]) -> str | None:
+def source_line(frames: Sequence[Frame]) -> str | None:
   """The innermost line that is no installed package's, such as "models/layer.py:120".
 
   A trainer that is installed itself has none: its innermost line outside of JAX then, such as
@@ -191,16 +240,16 @@ def source_line(frames: Sequence[tuple[str, int]]) -> str | None:
   than a name that many packages use.
 
   Args:
-    frames: file and line of each call, innermost first.
+    frames: the calls, innermost first.
 
   Returns:
     Path and line; None without frames.
   """
   if not frames:
     return None
-  imported = {file: _imported_from(file) for file, _ in frames}
-  paths = [(*imported[file], line) for file, line in frames]
-  others = [each for each in paths if each[0].split("/")[0] not in _MACHINERY]
+  imported = {frame.file: _imported_from(frame.file) for frame in frames}
+  paths = [(*imported[frame.file], frame.line) for frame in frames]
+  others = [each for each in paths if each[0].split("/")[0] not in MACHINERY]
   of_the_user = [each for each in others if not each[1]]
   path, _, line = (of_the_user or others or paths)[0]
   return f"{path}:{line}"

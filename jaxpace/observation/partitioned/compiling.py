@@ -14,6 +14,7 @@ import copy
 import functools
 import inspect
 import os
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,10 @@ _handler: Callable[[Request], Any] | None = None
 _loaded: Callable[[str, Sequence[Any]], None] | None = None
 _lock = threading.Lock()
 _installed = False
+
+
+MACHINERY = ("jax", "jaxlib", "jaxpace")
+"""Packages whose calls say nothing of a program."""
 
 
 class Request:
@@ -148,6 +153,14 @@ class Request:
     return compiler.backend_compile_and_load(
         arguments["backend"], self.module, arguments["executable_devices"], options,
         arguments["host_callbacks"])
+
+
+def caller() -> tuple[str, int]:
+  """File and line of the call outside of JAX and of this package that has something compiled."""
+  frame = sys._getframe(1)
+  while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in MACHINERY:
+    frame = frame.f_back
+  return frame.f_code.co_filename, frame.f_lineno
 
 
 def function_name(module: str) -> str:

@@ -19,7 +19,7 @@ from jaxpace.observation import phases
 from jaxpace.observation.clocks.native.library import NOTE
 from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, thunks, wire
 from jaxpace.observation.partitioned.collectives import TimestampError
-from jaxpace.observation.partitioned.compiling import Request, program_of
+from jaxpace.observation.partitioned.compiling import Request, caller, program_of
 
 _GRADIENT = b"transpose(jvp("
 """In the names of operations of a backward pass, as JAX writes them."""
@@ -44,7 +44,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
     request: what JAX is about to compile.
     number: returns the number of the program, which its timestamps carry; called where it gets
       timestamps.
-    name: name of the function.
+    name: name of the function, which is looked up where this says nothing of it.
     ranks: rank of each device.
 
   Returns:
@@ -61,6 +61,8 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   found = collectives.found_in(program, request.partitions)
   if not found:
     return None
+  if collectives.is_nameless(name):
+    name = collectives.function_of(program, caller()) or name
   own = number()
   marked, tagged = _marked(request, program, own, found)
   executable = request.load(marked)

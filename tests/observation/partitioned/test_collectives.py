@@ -173,4 +173,4 @@ def test_the_line_named_is_the_innermost_of_the_user_and_its_path_that_of_its_im
     monkeypatch, frames, shown):
   monkeypatch.setattr("sys.path", ["/home/me", "/home/me/job",
                                    "/venv/lib/python3.12/site-packages"])
-  assert collectives.source_line(frames) == shown
+  assert collectives.source_line([collectives.Frame(*each) for each in frames]) == shown
