@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxpace.core.plan import Collective, Plan, Untimed
+from jaxpace.core.plan import Collective, Plan, Untimed, counted
 
 # Kinds of collectives, by XLA's names, and the operations and primitives that are of each.
 
@@ -218,7 +218,7 @@ class ObservedFunction(Recordable):
       self.decided = (*self.decided[1 - MOST_DECIDED:], (self.calls, decisions))
 
 
-_COLUMNS = ("collective", "bytes", "along", "groups", "turns", "phase", "from")
+_COLUMNS = ("collective", "bytes", "along", "groups", "times", "phase", "from")
 
 
 def _written(program: ObservedProgram) -> str:
@@ -230,7 +230,7 @@ def _written(program: ObservedProgram) -> str:
     return f"{title}: runs unmodified: {program.bare}"
   marks = "an unknown number of timestamps" if program.marks is None else (
       f"{program.marks} timestamps per step and device")
-  lines = [f"{title}: {len(program.collectives)} collectives, {marks}."]
+  lines = [f"{title}: {counted(len(program.collectives))}, {marks}."]
   if program.bare_compile_s is not None and program.stamped_compile_s is not None:
     lines.append(f"  It was compiled in {program.bare_compile_s:.1f} s; adding timestamps took "
                  f"{program.stamped_compile_s:.2f} s.")

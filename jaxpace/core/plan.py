@@ -136,6 +136,15 @@ class Collective:
                    "may_begin_early": self.may_begin_early, "meanwhile": self.meanwhile}
 
 
+def counted(collectives: int) -> str:
+  """A number of collectives.
+
+  >>> counted(1), counted(1200)
+  ('1 collective', '1,200 collectives')
+  """
+  return f"{collectives:,} collective{'' if collectives == 1 else 's'}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Untimed:
   """A collective over the axis that was seen but can't be timestamped, and why."""
@@ -176,6 +185,17 @@ class Plan:
   """Indices of all collectives, in the order in which the step comes to them."""
   program: int | None = None
   """Number of the program whose events the step's are; None where they go nowhere."""
+
+  def __str__(self) -> str:
+    """What was found and decided, for people."""
+    found = (*self.collectives, *self.inside)
+    lines = [f"{counted(len(found))} over {self.axis!r} of {self.ranks} ranks, {self.clock} clock; "
+             f"arrivals are {self.share_reason or 'not shared'}."]
+    for one in found:
+      lines.append(f"  {one.index}  {one.name}, {one.kind}, {one.bytes or 0:,} bytes, {one.phase}"
+                   + (f", {one.source}" if one.source else ""))
+    lines += [f"  {one.name} is not timed: {one.reason}." for one in self.unstamped]
+    return "\n".join([*lines, *(f"  {notice}" for notice in self.notices)])
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars, as `run.json` has them."""

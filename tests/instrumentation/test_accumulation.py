@@ -54,6 +54,8 @@ def test_the_warning_comes_once_and_its_line_mends_it(caplog, checkpoint):
   found, plan = train(accumulating(mended=False, checkpoint=checkpoint))
   said = warnings(caplog)
   assert len(said) == 1 and said[0] in plan.notices and len(plan.unstamped) > 1
+  assert str(plan).startswith(f"{len(plan.collectives)} collective") and said[0] in str(plan)
+  assert "of 2 ranks, callback clock; arrivals are " in str(plan) and "Plan(" not in str(plan)
   assert "summed over 'data' inside jax.lax.scan" in said[0]
   assert '`params = jax.lax.pcast(params, \'data\', to="varying")`' in said[0]
   assert "`grads = jax.lax.psum(grads, 'data')`" in said[0]
