@@ -221,7 +221,10 @@ class Control:
       raise RuntimeError(
           "control(pace) outside of its `with` block: open the control around the loop.")
     if call == 0:
+      # What is refused is no call.
+      self._call = 0
       check(pace)
+      self._call = 1
       self._first_step = next_step(pace)
       if distributed.process_index() == 0:
         assert self.path is not None

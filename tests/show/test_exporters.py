@@ -361,8 +361,9 @@ def test_what_is_no_exporter_is_refused_at_once(tmp_path, wrong):
 def test_mistakes_are_named():
   with pytest.raises(ValueError, match="exports nowhere"):
     Prometheus()
-  with pytest.raises(ValueError, match="not a TCP port"):
-    Prometheus(port=70000)
+  for port in (70000, -1, "9400", 80.5, True):
+    with pytest.raises(ValueError, match=f"port={port!r} is not a TCP port"):
+      Prometheus(port=port)
   with pytest.raises(TypeError, match="write_scalars"):
     Scalars(object())
 
