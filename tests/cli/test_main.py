@@ -58,6 +58,8 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
      "--logs takes a directory, but {tmp}/plain.py is a"),
     (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"],
      "--logs takes a directory, but {tmp}/plain.py/a "),
+    (["--nproc", "2", "--logs", "/proc/none", "--", "true"],
+     "/proc/none can't be used (No such file or directory): give another with --logs DIR"),
     (["--nproc", "1", "--out", "", "--", "true"], "'' names no directory; is a variable of")])
 def test_slips_of_run_are_one_sentence_and_status_2(tmp_path, capsys, arguments, words):
   (tmp_path / "plain.py").touch()

@@ -219,7 +219,8 @@ class Launcher:
       raise UserError(f"--logs takes a directory, but {logs} is a file or lies in one; "
                         "give another, such as runs/logs") from error
     except OSError as error:
-      raise UserError(f"the log directory {logs} cannot be used: {error.strerror}") from error
+      raise UserError(f"the log directory {logs} can't be used ({error.strerror}): "
+                        "give another with --logs DIR") from error
 
   def _start(self, index: int, port: int) -> Worker:
     """Starts a process with an empty stdin, and stdout and stderr in a log of its own."""
