@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.fields import is_whole
 from jaxpace.files.folders import Folder
 from jaxpace.record.columns import Columns
 from jaxpace.show.figures import SERIES, BatchFigures, Bounded, figures
@@ -221,7 +220,7 @@ class Prometheus:
     if port is None and textfile is None:
       raise ValueError(
           "Prometheus() exports nowhere: give port=9400, textfile=\"jaxpace.prom\", or both.")
-    if port is not None and not is_whole(port, 0, 65535):
+    if port is not None and (type(port) is not int or not 0 <= port < 65536):
       raise ValueError(f"port={port!r} is not a TCP port: give 1 to 65535, or 0 for any free one.")
     try:
       import prometheus_client
