@@ -418,8 +418,8 @@ def test_what_jax_runs_before_a_recorder_opens_begins_no_other_recording(tmp_pat
   monkeypatch.setattr(inside._over, "wait", lambda seconds: looks.append(0) or wait(seconds))
   inside.give_way()
   with inside:
-    _, x = arrays()
-    jnp.sum(x).block_until_ready()
+    # Of a shape that no other test has had compiled.
+    jnp.sum(jax.device_put(jnp.ones((44, 3)), arrays()[1].sharding)).block_until_ready()
     so_far = len(looks)
     awaited(lambda: len(looks) > so_far + 3 or (tmp_path / "run").exists(), 20)
     with jaxpace.observed(tmp_path / "own"):
@@ -434,7 +434,7 @@ def test_a_program_of_jax_functions_alone_is_recorded_all_the_same(tmp_path, mon
   inside = observed.observed(tmp_path / "run")
   inside.give_way()
   with inside:
-    _, x = arrays()
+    x = jax.device_put(jnp.ones((44, 5)), arrays()[1].sharding)
     for _ in range(STEPS):
       jnp.sum(x).block_until_ready()
     awaited(lambda: (tmp_path / "run" / "run.json").exists(), 20)
