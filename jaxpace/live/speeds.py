@@ -14,27 +14,23 @@ from another thread too.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxpace.coordination import knobs, trial
-from jaxpace.coordination.apportion import even
-from jaxpace.coordination.guard import judged
+from jaxpace.coordination import trial
 from jaxpace.core import own_context
 from jaxpace.core.observed import Decisions, ObservedFunction
-from jaxpace.core.pacing import decide_counts
-from jaxpace.core.types import Balancer, Observation
+from jaxpace.core.types import Balancer
+from jaxpace.live.asked import MOST, NAN, AskedBalancer
 from jaxpace.live.busy_times import BusyTimes
 from jaxpace.live.control_file import ControlRequest
 from jaxpace.live.gathered import TOLD, Gathered
@@ -49,14 +45,11 @@ _MOST_AHEAD = 2 * EVERY
 RARELY = 10.0
 """Seconds from one exchange to the next, at most, once counts have stayed for long: an exchange
 costs some 10 ms where four gloo processes share two cores, and is to cost a thousandth."""
-MOST = 16
-"""Steps that the balancer is asked on at once, the last ones."""
 _PATIENT = 4
 """Exchanges that change nothing, after which they are half as frequent."""
 _SAYS_SO = 60
 """Seconds without a call of the step for which counts that are asked for too early wait, until a
 warning says so, once."""
-_NAN = np.float32(np.nan)
 Known = tuple[np.ndarray, Any]
 """The counts in force, and the balancer's state."""
 
@@ -67,12 +60,14 @@ class SharedCounts:
   def __init__(self, mesh: Mesh, ranks: np.ndarray, balancer: Balancer, capacity: int):
     """Begins evenly, at step 0; `ranks` is the rank along the data axis of each device of the
     mesh."""
-    self._balancer, self._capacity, self._ranks = balancer, capacity, ranks.reshape(-1)
+    self._capacity, self._ranks = capacity, ranks.reshape(-1)
+    self._micro_batches = balancer.micro_batches
     self._count = int(ranks.max()) + 1
     self._gathered = Gathered(mesh, 2 * MOST + 3)
     self._busy: BusyTimes | None = None
     self._warned = self._said = False
-    self._even = np.asarray(even(balancer.micro_batches, self._count), np.int32)
+    self._asked = AskedBalancer(balancer, self._count)
+    self._even = self._asked.even
     # What steers from which step on, in their order; the first of them is in force.
     self._steered: collections.deque[tuple[int, ControlRequest]] = collections.deque(
         [(0, ControlRequest())])
@@ -80,29 +75,10 @@ class SharedCounts:
     self._places = {places[device]: int(rank)
                     for device, rank in zip(mesh.devices.flat, self._ranks, strict=True)
                     if device.process_index == jax.process_index()}
-    # What tells this balancer from another, for the other processes; 0 where it can't be asked.
-    self._print = 0.0
-    self._begin(self._fresh(0)[0])
-    self._update = self._compiled()
+    # As its digest; 0 from where it has failed, too.
+    self._print = self._asked.digest
+    self._begin(self._asked.fresh(0)[0])
     self._exchanges = True
-
-  def _compiled(self) -> Any:
-    """Compiles what asks the balancer. Now, not in the middle of the job: it takes seconds. None,
-    with a warning, where the balancer can't be asked."""
-    ran = np.stack([self._even] * MOST)
-    with _beside():
-      try:
-        lowered = jax.jit(self._updates).lower(
-            np.arange(MOST, dtype=np.int32), np.full(ran.shape, _NAN, np.float32),
-            np.full(MOST, _NAN, np.float32), ran, self._even, self._inner, _NAN)
-      except Exception as error:
-        _LOG.warning("The balancer can't be asked, so work stays shared evenly. Its update must "
-                     "return ([%d] int32 counts, a state like the one it was given): %s: %s",
-                     self._count, type(error).__name__, error)
-        return None
-      # A whole number that float32 holds.
-      self._print = float(1 + zlib.crc32(lowered.as_text().encode()) % (1 << 23))
-      return lowered.compile()
 
   def _begin(self, state: ShareState) -> None:
     """Begins at a state, with nothing on its way."""
@@ -116,7 +92,7 @@ class SharedCounts:
     self._calls = threading.Condition()
     # The thread that the step is called in; 0 where it isn't the one that asks for counts.
     self._thread = threading.main_thread().ident or 0
-    self._inner = jax.tree.unflatten(self._structure, state.balancer)
+    self._inner = self._asked.tree(state.balancer)
     self._known: Known = self._counts, self._inner
     # Of the last steps: the number of the call, and the counts.
     self._recent: dict[int, tuple[int, np.ndarray]] = {}
@@ -131,13 +107,6 @@ class SharedCounts:
     self._judged: dict[str, float] = {}
     self._mode: float | None = None
     self._described: tuple[np.ndarray, Decisions] | None = None
-
-  def _fresh(self, step: int) -> tuple[ShareState, Any]:
-    with _beside():
-      begun = self._balancer.init(self._count)
-      leaves, self._structure = jax.tree.flatten(begun)
-      return ShareState(np.asarray(step), self._even, np.zeros(self._count, np.int64),
-                        tuple(map(np.asarray, leaves))), begun
 
   @property
   def state(self) -> ShareState:
@@ -157,7 +126,7 @@ class SharedCounts:
     if self._asked_for:
       raise ValueError("feed.restore comes before the first feed.next: counts on their way would "
                        "be lost on this process alone. Make the feed anew, with jaxpace.shares.")
-    self._begin(restored(state, self._fresh, self._sound))
+    self._begin(restored(state, self._asked.fresh, self._sound))
 
   def steer(self, request: ControlRequest, step: int) -> int:
     """Goes by other settings, and returns from which step on: every process says so before the same
@@ -188,7 +157,7 @@ class SharedCounts:
       self._number, self._asked_for = number + 1, place + 1
       self._ahead.append((number, counts, decisions, self._known))
       self._known = self._counts, self._inner
-    step.shared |= {(self._balancer.micro_batches, self._capacity)}
+    step.shared |= {(self._micro_batches, self._capacity)}
     asks = threading.get_ident()
     step.coming.append(functools.partial(self._called_with, step, asks, steered.threshold))
     return number, counts
@@ -290,7 +259,7 @@ class SharedCounts:
       self._warned = True
       _LOG.warning("The balancer asks for counts of %s (-1 is for NaN, or for no whole number), "
                    "which do not add up to %d with at most %d each: the counts stay.",
-                   counts.tolist(), self._balancer.micro_batches, self._capacity)
+                   counts.tolist(), self._micro_batches, self._capacity)
     return self._counts
 
   def _note(self, found: dict[str, float]) -> None:
@@ -335,11 +304,9 @@ class SharedCounts:
                      sent[0].max())
       return
     self._rarest = _rarest(took, self._rarest)
-    least = _NAN if threshold is None else np.float32(threshold)
     try:
-      with _beside():
-        self._decided = self._update(sent[0], self.by_rank(busy), took, sent[1], self._counts,
-                                     self._inner, least)
+      self._decided = self._asked(sent[0], self.by_rank(busy), took, sent[1], self._counts,
+                                  self._inner, threshold)
     except Exception as error:
       self._decided = error
 
@@ -373,7 +340,7 @@ class SharedCounts:
     known, whatever went wrong; a digest of what counts they ran, which balancer this process has,
     and which step it asks for next."""
     assert self._busy is not None, "made before the first exchange"
-    rows = np.full((len(self._gathered.own), 2 * MOST + 3), _NAN, np.float32)
+    rows = np.full((len(self._gathered.own), 2 * MOST + 3), NAN, np.float32)
     rows[:, -3], rows[:, -2] = digest, self._print
     # How far ahead another thread asks differs from moment to moment.
     rows[:, -1] = (self._number if self._thread else number + 1) % TOLD
@@ -399,30 +366,7 @@ class SharedCounts:
   def _sound(self, counts: np.ndarray) -> bool:
     return bool(counts.shape == (self._count,) and counts.min() >= 0
                 and counts.max() <= self._capacity
-                and counts.sum() == self._balancer.micro_batches)
-
-  def _updates(self, steps: jax.Array, busy: jax.Array, took: jax.Array, ran: jax.Array,
-               counts: jax.Array, state: Any, threshold: jax.Array
-               ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
-    """The balancer's `update` on each of some steps: [MOST], [MOST, R], [MOST], [MOST, R], [R]; and
-    what a guard has found by then."""
-    unknown, none = jnp.float32(_NAN), jnp.full((1,), _NAN)
-    state = knobs.turned(state, knobs.Knobs(threshold, unknown))
-
-    def one(carried: Any, seen: Any) -> tuple[Any, None]:
-      step, times, took, ran = seen
-
-      def updated(counts: jax.Array, state: Any) -> Any:
-        # Steps that ran older counts say nothing of these.
-        known = jnp.where(jnp.all(ran == counts), times, unknown)
-        return decide_counts(self._balancer, Observation(
-            step=step, rank=jnp.int32(0), arrivals=known, delays=jnp.zeros_like(times), waits=none,
-            step_time=took, job_step_time=took, job_transfers=none, counts=ran), state)
-
-      return jax.lax.cond(step >= 0, updated, lambda *as_it_is: as_it_is, *carried), None
-
-    counts, state = jax.lax.scan(one, (counts, state), (steps, busy, took, ran))[0]
-    return counts, state, judged(state)
+                and counts.sum() == self._micro_batches)
 
 
 def _rarest(took: np.ndarray, before: int) -> int:
@@ -437,15 +381,3 @@ def _rarest(took: np.ndarray, before: int) -> int:
     return before
   steps = RARELY / max(float(np.median(known)), 1e-9)
   return 1 << int(np.clip(steps, EVERY, _RAREST)).bit_length() - 1
-
-
-@contextlib.contextmanager
-def _beside() -> Iterator[None]:
-  """Where the balancer runs: on the host's processor, if JAX has it, whatever the devices do; in 32
-  bits, as in an instrumented step, where a user's own has no types of its own."""
-  try:
-    place = jax.local_devices(backend="cpu")[0]
-  except RuntimeError:
-    place = None
-  with own_context.on(None), jax.default_device(place), jax.enable_x64(False):
-    yield
