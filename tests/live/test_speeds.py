@@ -1,8 +1,6 @@
 """Counts of an observed step: what ranks are busy with is read in the ring, and all change at one
 step."""
 
-import time
-import types
 
 import chex
 import jax
@@ -15,19 +13,17 @@ import pytest
 
 import jaxpace
 from jaxpace.coordination import knobs
-from jaxpace.live import busy_times, speeds
-from jaxpace.live.busy_times import BusyTimes, busy_seconds
+from jaxpace.live import speeds
+from jaxpace.live.busy_times import BusyTimes
 from jaxpace.live.control_file import ControlRequest
 from jaxpace.live.speeds import Gathered
 from jaxpace.observation.clocks import host_ring
-from jaxpace.record.ring.executions import Executions
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import RunError
 from jaxpace.simulation.shared_work import replay_balancer
 from tests.instrumentation.running import mesh_of
 from tests.live.test_shares import CAPACITY, EXAMPLES, RANKS, SIZE, TOTAL, loss_fn
 from tests.patience import awaited
-from tests.record.ring.programs import collective
 
 SOURCE = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES, dtype=np.int32)}
 EVEN, TURNS = [2, 2, 2, 2], [[2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]]
@@ -336,34 +332,6 @@ def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
   assert job.seen.max() - job.seen.min() == 0, "150 steps of 16 are fifty epochs of 48"
 
 
-def test_a_process_that_stood_still_for_long_is_waited_for_again(monkeypatch):
-  job = Job()
-  job.run(1)
-  monkeypatch.setattr(busy_times, "_PATIENCE", 0.0)
-  busy = BusyTimes(job.step, list(job.mesh.devices.flat))
-  assert np.isnan(busy.of([job.step.calls])).all(), "out of patience"
-  monkeypatch.setattr(busy_times, "_PATIENCE", 60.0)
-  job.run(2)
-  assert (busy.of([job.step.calls - 2]) > 0).all()
-  # Waiting lets the step end.
-  monkeypatch.setattr(busy_times, "time", types.SimpleNamespace(
-      monotonic=time.monotonic, sleep=lambda seconds: job.run(1)))
-  assert (busy.of([job.step.calls + 1]) > 0).all()
-
-
-def test_the_ring_is_read_once_a_part_of_it_is_new(monkeypatch):
-  job = Job()
-  job.run(1)
-  busy = BusyTimes(job.step, list(job.mesh.devices.flat))
-  job.run(2)
-  jax.block_until_ready(job.w)
-  busy.keep_up()
-  assert busy._collector.unread > 0, "little is new"
-  monkeypatch.setattr(busy_times, "_PART", 0.0)
-  busy.keep_up()
-  assert busy._collector.unread == 0
-
-
 def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
   monkeypatch.setattr(host_ring, "unavailable", lambda: "There is no clock.")
   job = Job()
@@ -410,12 +378,3 @@ def test_a_step_that_is_not_observed_is_refused():
     job.feed.next(job.step.jitted)
   with pytest.raises(ValueError, match="must be a Balancer of total_micro_batches=8"):
     job.fed(balancer=jaxpace.share_by_speed(16, capacity=8))
-
-
-def test_busy_is_what_lies_outside_of_collectives():
-  # The second execution's collectives overlap from 130 to 140.
-  events = [(0, 2, 20), (0, 3, 50), (1, 2, 120), (1, 4, 130), (1, 3, 140), (1, 5, 170)]
-  of, tag, ns = (np.array(column) for column in zip(*events, strict=True))
-  ran = Executions(np.array([7, 8]), np.array([10, 100]), np.array([60, 200]), of,
-                   tag.astype(np.uint32), ns)
-  np.testing.assert_allclose(busy_seconds(ran, [collective(0), collective(1)]), [20e-9, 50e-9])
