@@ -49,6 +49,8 @@ _WORKERS = ("Nothing was recorded: only workers of multiprocessing used a device
 _LOOK_MILLISECONDS = 1000
 _SETTLE_SECONDS = 2.0
 """So long what helps a process may outlive it, such as multiprocessing's tracker of resources."""
+_OF_JOBS = ("logs", "show", "grace", "threads")
+"""Options that say something of jobs of several processes alone."""
 _MOST_DEVICES, _MOST_THREADS = 1024, 4096
 _LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
 """Processes that are never too many, and those that a core may have: more are a slip, and would
@@ -78,10 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--logs", type=_directory, metavar="DIR",
                       help="directory of the logs, process-0.log and so on, of what each process "
                            "writes to stdout and stderr (default: runs/launch-<time>-<pid>)")
-  parser.add_argument("--show", choices=("first", "all", "none"), default="first",
+  parser.add_argument("--show", choices=("first", "all", "none"),
                       help="whose log appears live on stdout: process 0's, everyone's with the "
                            "process number before each line, or nobody's (default: first)")
-  parser.add_argument("--grace", type=number("the grace time", 0, whole=False), default=10.0,
+  parser.add_argument("--grace", type=number("the grace time", 0, whole=False),
                       metavar="S",
                       help="seconds between SIGTERM and SIGKILL (default: 10)")
   parser.add_argument("--threads", type=number("the number of threads", 1, _MOST_THREADS),
@@ -109,6 +111,9 @@ def run(args: argparse.Namespace) -> int:
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if wrong := find_program(command):
     raise UserError(wrong)
+  if args.nproc is None and (given := [name for name in _OF_JOBS if vars(args)[name] is not None]):
+    raise UserError(f"--{given[0]} is about the processes that jaxpace run starts: give --nproc N "
+                    "as well, or leave it out.")
   name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
   os.environ.pop(UNSEEN, None)
   if args.no_record:
@@ -219,8 +224,8 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
                     f"at most {most:,}. Simulated devices are cheaper: --devices-per-process.")
   threads = args.threads or environment.threads_for(
       args.nproc, args.devices_per_process or 1, cores)
-  job = Launcher(command, args.nproc, logs, args.show, args.grace, args.devices_per_process,
-                 threads)
+  job = Launcher(command, args.nproc, logs, args.show or "first",
+                 10.0 if args.grace is None else args.grace, args.devices_per_process, threads)
   processes = "1 process" if job.nproc == 1 else f"{job.nproc} processes"
   print(f"jaxpace run: {processes}, logs in {logs}", file=sys.stderr, flush=True)
   return job.run()

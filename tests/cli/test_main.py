@@ -74,6 +74,7 @@ def test_slips_of_run_are_one_sentence_and_status_2(tmp_path, capsys, arguments,
     (["report", "RUN", "--steps", "-5:10"], "argument --steps: write --steps=-5:10, or it is"),
     (["control", "RUN", "--max-delay", "-5ms"], "write --max-delay=-5ms, or it is"),
     (["report", "RUN", "--steps"], "argument --steps: expected one argument"),
+    (["run", "--grace", "5", "--", "true"], "--grace is about the processes that jaxpace run"),
     (["report", "RUN", "--series"], "--series goes into the JSON: give --json FILE as well."),
     (["report", "RUN", "--algorithm", "ring"], "are about a forecast: give --forecast N,M"),
     (["report", "RUN", "--ranks-per-host", "4"], "are about a forecast: give --forecast N,M")])
@@ -83,12 +84,12 @@ def test_what_would_do_nothing_or_other_than_meant_is_said(capsys, arguments, wo
   assert said.out == "" and words in said.err
 
 
-@pytest.mark.parametrize("options", [(), ("--nproc", "2")])
+@pytest.mark.parametrize("options", [(), ("--nproc", "2", "--logs", "{tmp}/logs")])
 def test_what_the_system_cannot_start_is_a_sentence(tmp_path, options):
   (tmp_path / "noformat").write_bytes(b"\x00\x01")
   (tmp_path / "noformat").chmod(0o755)
-  done = run("run", "--no-record", "--logs", str(tmp_path / "logs"), *options, "--",
-             str(tmp_path / "noformat"))
+  done = run("run", "--no-record", *(option.replace("{tmp}", str(tmp_path)) for option in options),
+             "--", str(tmp_path / "noformat"))
   assert (done.returncode, done.stdout) == (2, "")
   assert "Exec format error" in done.stderr and "Traceback" not in done.stderr
 
