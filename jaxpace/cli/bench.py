@@ -129,7 +129,7 @@ def _measure(args: argparse.Namespace, devices: Any, jax: Any,
 
 
 def _text(document: dict[str, Any]) -> str:
-  from jaxpace.runs.problems import plural
+  from jaxpace.core.words import plural
   lines = [f"{plural(document['devices'], document['backend'] + ' device')}, "
            f"{plural(document['processes'], 'process', 'processes')}, "
            f"{plural(document['hosts'], 'host')}; {document['algorithm']} formula", ""]

@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> running.Answer:
 def _render(found: Comparison, console: Console, most: int | None) -> None:
   from rich.text import Text
 
+  from jaxpace.core.words import plural
   from jaxpace.diagnose.words.names import milliseconds, signed
-  from jaxpace.runs.problems import plural
 
   for letter, diagnosis in (("A", found.a), ("B", found.b)):
     run = diagnosis.run

@@ -95,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   """Ranks, by their index along the data axis, of the hosts of the first processes."""
+  from jaxpace.core.words import plural
   from jaxpace.runs import rundir
   from jaxpace.runs.groups import groups
-  from jaxpace.runs.problems import plural
   hosts: dict[str, list[int]] = {}
   for one in sorted(rundir.read_processes(directory, None, []), key=lambda one: one.process):
     hosts.setdefault(one.host, []).extend(one.ranks)

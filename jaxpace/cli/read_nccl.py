@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the command."""
+  from jaxpace.core.words import plural
   from jaxpace.record.nccl.convert import convert
   from jaxpace.record.nccl.records import read_dumps
-  from jaxpace.runs.problems import plural
 
   dumps = read_dumps(args.dumps)
   if dumps.unreadable and not dumps.records:

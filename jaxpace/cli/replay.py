@@ -197,7 +197,7 @@ def _notes(run: Run, summary: dict[str, Any], laid_out: Any, shared: bool) -> li
 
 
 def _text(args: argparse.Namespace, run: Run, summary: dict[str, Any], notes: list[str]) -> str:
-  from jaxpace.runs.problems import plural
+  from jaxpace.core.words import plural
   ranks, steps, held, took = (summary[name] for name in ("ranks", "steps", "held", "step_time"))
   lines = [
       f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, {plural(steps, 'step')}",

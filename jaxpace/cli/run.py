@@ -14,6 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from jaxpace.cli.running import number
+from jaxpace.core.words import plural
 from jaxpace.files import UserError
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
@@ -226,6 +227,6 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
       args.nproc, args.devices_per_process or 1, cores)
   job = Launcher(command, args.nproc, logs, args.show or "first",
                  10.0 if args.grace is None else args.grace, args.devices_per_process, threads)
-  processes = "1 process" if job.nproc == 1 else f"{job.nproc} processes"
-  print(f"jaxpace run: {processes}, logs in {logs}", file=sys.stderr, flush=True)
+  print(f"jaxpace run: {plural(job.nproc, 'process', 'processes')}, logs in {logs}",
+        file=sys.stderr, flush=True)
   return job.run()

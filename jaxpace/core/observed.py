@@ -13,7 +13,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxpace.core.plan import Collective, Plan, Untimed, counted
+from jaxpace.core.plan import Collective, Plan, Untimed
+from jaxpace.core.words import plural
 
 # Kinds of collectives, by XLA's names, and the operations and primitives that are of each.
 
@@ -230,7 +231,7 @@ def _written(program: ObservedProgram) -> str:
     return f"{title}: runs unmodified: {program.bare}"
   marks = "an unknown number of timestamps" if program.marks is None else (
       f"{program.marks} timestamps per step and device")
-  lines = [f"{title}: {counted(len(program.collectives))}, {marks}."]
+  lines = [f"{title}: {plural(len(program.collectives), 'collective')}, {marks}."]
   if program.bare_compile_s is not None and program.stamped_compile_s is not None:
     lines.append(f"  It was compiled in {program.bare_compile_s:.1f} s; adding timestamps took "
                  f"{program.stamped_compile_s:.2f} s.")

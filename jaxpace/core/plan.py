@@ -10,6 +10,8 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
+from jaxpace.core.words import plural
+
 TimestampKind = Literal["start", "delay", "phase", "enter", "exit", "end"]
 
 FORWARD, BACKWARD, SYNC, UPDATE, GAP, COMPUTE, DELAY = (
@@ -136,15 +138,6 @@ class Collective:
                    "may_begin_early": self.may_begin_early, "meanwhile": self.meanwhile}
 
 
-def counted(collectives: int) -> str:
-  """A number of collectives.
-
-  >>> counted(1), counted(1200)
-  ('1 collective', '1,200 collectives')
-  """
-  return f"{collectives:,} collective{'' if collectives == 1 else 's'}"
-
-
 @dataclasses.dataclass(frozen=True)
 class Untimed:
   """A collective over the axis that was seen but can't be timestamped, and why."""
@@ -189,8 +182,8 @@ class Plan:
   def __str__(self) -> str:
     """What was found and decided, for people."""
     found = (*self.collectives, *self.inside)
-    lines = [f"{counted(len(found))} over {self.axis!r} of {self.ranks} ranks, {self.clock} clock; "
-             f"arrivals are {self.share_reason or 'not shared'}."]
+    lines = [f"{plural(len(found), 'collective')} over {self.axis!r} of {self.ranks} ranks, "
+             f"{self.clock} clock; arrivals are {self.share_reason or 'not shared'}."]
     for one in found:
       lines.append(f"  {one.index}  {one.name}, {one.kind}, {one.bytes or 0:,} bytes, {one.phase}"
                    + (f", {one.source}" if one.source else ""))

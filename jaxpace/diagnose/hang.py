@@ -6,10 +6,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxpace.core.words import plural
 from jaxpace.diagnose.words.codes import HangCode, Sentence
 from jaxpace.diagnose.words.names import NAMED
 from jaxpace.hang.describe import CauseInWords, Flight, describe
-from jaxpace.runs.problems import plural
 
 USUAL_STEPS = 20.0
 """Waits are reported that last longer than so many of the usual steps, if that is longer than the

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.core.words import plural
 from jaxpace.diagnose.limits import INTERVAL
 from jaxpace.diagnose.selected_steps import step_times
-from jaxpace.runs.problems import plural
 from jaxpace.runs.run import Run
 
 

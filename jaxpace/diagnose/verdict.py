@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpace.core.words import plural
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
@@ -11,7 +12,6 @@ from jaxpace.diagnose.modes.inputs import FewPauses, Finding
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.names import joined, milliseconds, named, percent, some_ranks
-from jaxpace.runs.problems import plural
 
 
 def verdict_on(facts: Diagnosis) -> Sentence:

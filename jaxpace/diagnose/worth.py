@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from jaxpace.core.words import plural
 from jaxpace.diagnose.limits import LEAST
 from jaxpace.diagnose.modes import contention
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
@@ -16,7 +17,6 @@ from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of, ranks_by_host
 from jaxpace.files import UserError
-from jaxpace.runs.problems import plural
 from jaxpace.runs.run import Run, RunError
 
 

@@ -25,6 +25,7 @@ from typing import Any, Self
 import jax
 
 from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.words import plural
 from jaxpace.hosts.distributed import end_when_failed
 from jaxpace.hosts.launch.environment import COUNT, EXACT, LAUNCH_ID, MATCH, RUN, UNSEEN
 from jaxpace.observation import programs
@@ -36,7 +37,6 @@ from jaxpace.record.ring.finding import Step, is_jax
 from jaxpace.record.ring.observed import buffers_of
 from jaxpace.record.threads import BackgroundThread
 from jaxpace.runs import rundir
-from jaxpace.runs.problems import plural
 
 _LOG = logging.getLogger("jaxpace")
 _OPEN_SECONDS = 10.0

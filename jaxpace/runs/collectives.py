@@ -16,9 +16,9 @@ import numpy as np
 
 from jaxpace.core.detail import is_detailed
 from jaxpace.core.fields import is_whole
+from jaxpace.core.words import plural
 from jaxpace.runs.columns import Axis, Cells, whole_numbers
 from jaxpace.runs.groups import read_groups, sends
-from jaxpace.runs.problems import plural
 from jaxpace.runs.run import MISSING, CollectiveTimes, HeldTimes
 from jaxpace.runs.table_reader import Rows, TableFiles
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.core.words import plural
 from jaxpace.runs import schema
 from jaxpace.runs.collectives import Chosen, name_collectives
 from jaxpace.runs.columns import KEYS, Axis, Cells
-from jaxpace.runs.problems import plural
 from jaxpace.runs.run import (
   MISSING,
   HeldTimes,

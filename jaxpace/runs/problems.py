@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from jaxpace.core.words import plural
 from jaxpace.files.reading import UnreadableError
 from jaxpace.hosts.locality.tree import successive
 from jaxpace.runs.run import Process, Run
@@ -115,15 +116,6 @@ def clock_name(clock: str) -> str:
   ('native', 'stream', 'callback')
   """
   return {"marks": "native", "stream marks": "stream"}.get(clock, clock)
-
-
-def plural(number: int, noun: str, many: str = "") -> str:
-  """A number of things; `many` where their plural isn't made by an s.
-
-  >>> plural(1, "row"), plural(2500, "row"), plural(2, "copy", "copies")
-  ('1 row', '2,500 rows', '2 copies')
-  """
-  return f"{number:,} {noun if number == 1 else many or noun + 's'}"
 
 
 def list_ranks(ranks: Iterable[int], most: int = 12) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxpace.core.words import plural
 from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
 from jaxpace.runs.columns import (
   ABSENT,
@@ -31,7 +32,6 @@ from jaxpace.runs.columns import (
   sound,
   type_fault,
 )
-from jaxpace.runs.problems import plural
 
 # The last but one: column names of a damaged footer.
 UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxpace.core.words import plural
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.words.names import named
-from jaxpace.runs.problems import clock_name, list_ranks, plural
+from jaxpace.runs.problems import clock_name, list_ranks
 
 _GAIN = 1.0005
 """Times as fast from which on it is shown what a run would be without something."""

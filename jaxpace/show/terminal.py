@@ -11,11 +11,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from jaxpace.core.words import plural
 from jaxpace.diagnose.diagnosis import Diagnosis, to_json
 from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.words.names import joined, milliseconds, percent, signed
-from jaxpace.runs.problems import plural
 from jaxpace.show.console import LongName, draw_bar, make_table
 from jaxpace.show.contents import answer_at, confidence, facts, latest_first, might_have_been, whom
 

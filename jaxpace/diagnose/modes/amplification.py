@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpace.core.words import plural
 from jaxpace.diagnose.episodes import binomial_tail
 from jaxpace.diagnose.lateness import series_changes, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
@@ -14,7 +15,6 @@ from jaxpace.diagnose.words.advice import advise
 from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of, percent, ranks_by_host, some_ranks
-from jaxpace.runs.problems import plural
 
 
 def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | None:

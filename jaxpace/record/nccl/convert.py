@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.core.plan import Collective
+from jaxpace.core.words import plural
 from jaxpace.files import UserError
 from jaxpace.record.columns import picked, whose
 from jaxpace.record.nccl.records import (
@@ -28,7 +29,6 @@ from jaxpace.record.nccl.records import (
 from jaxpace.record.parts import PartStore
 from jaxpace.record.ring.plan import MOST, columns_of_slots
 from jaxpace.runs import rundir, schema
-from jaxpace.runs.problems import plural
 
 _TIMED = 0.5
 """The part of the records that must have times."""

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
+from jaxpace.core.words import plural
 from jaxpace.files import UserError
 from jaxpace.files.reading import UnreadableError, check_regular
-from jaxpace.runs.problems import plural
 
 SUFFIXES = (".log", ".json", ".jsonl", ".txt")
 MOST_RECORDS = 5_000_000

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.core.observed import ObservedPlan
+from jaxpace.core.words import plural
 from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record import columns
@@ -26,7 +27,6 @@ from jaxpace.record.ring.found import StepFinder
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.plan import StepPlan
 from jaxpace.runs import ring_file, rundir
-from jaxpace.runs.problems import plural
 
 _LOG = logging.getLogger("jaxpace")
 _POLL_SECONDS = 0.25
