@@ -241,6 +241,11 @@ def costs(figures: Any, arm: str,
           for row in rows]
 
 
+def dearest(figures: Any, arm: str, targets: tuple[int, ...] = (5, 20)) -> tuple[str, str]:
+  """The largest of `costs`."""
+  return max(costs(figures, arm, targets=targets), key=lambda found: float(found[0].split()[0]))
+
+
 def within_aims(figures: Any) -> str:
   """How many of four unchanged steps keep to 2 % of 5 ms and 1 % of 20 ms, in words."""
   kept = sum([recording(figures, case, target)["percent"]["unchanged"][2] <= aim

@@ -15,6 +15,7 @@ README, WHEN_NOT, HOW_SURE = "README.md", "docs/when_not.md", "docs/how_sure.md"
 PACING, TRACE = "docs/pacing.md", "docs/trace.md"
 PAPER, INTERLEAVING = "docs/paper.md", "docs/interleaving.md"
 SLOW_HOST, OBSERVE = "docs/how_to/slow_host.md", "docs/observe.md"
+COSTS = "docs/what_it_costs.md"
 HOUSEKEEPING = "docs/how_to/housekeeping.md"
 _LAB = "fault_lab_seed4.json"
 _BUSY = "fault_lab_seed7.json"
@@ -73,59 +74,77 @@ CLAIMS = (
           lambda f: [f["judged"][way]["detection"][name]
                      for way, names in (("all", _ALARMS), ("unchanged, all", _ALARMS[:3]))
                      for name in names]),
-    *(Claim(README, f"| {name} | {{}} of {{}} | {{}} of {{}} |", "observed_overhead.json",
+    *(Claim(page, f"| {name} | {{}} of {{}} | {{}} of {{}} |", "observed_overhead.json",
             lambda f, arm=arm, case=case: [words for pair in read.costs(f, arm, (case,))
                                            for words in pair])
-      for name, arm, case in (
-          ("`jaxpace run`: data parallel", "unchanged", "data parallel"),
-          ("`jaxpace run`: FSDP, scan and remat", "unchanged", "FSDP"),
-          ("*observed* with `record()`: data parallel", "recorded", "data parallel"),
-          ("*observed* with `record()`: FSDP, scan and remat", "recorded", "FSDP"),
-          ("*instrumented* and recorded, arrivals not shared", "instrumented", "shard_map"))),
-    Claim(README, "The bare step against itself shows {} to {} %.", "observed_overhead.json",
-          lambda f: read.ends([row["percent"]["bare again"][0] for row in f["rows"]], 1)),
-    Claim(README, "(2 % of 5 ms, 1 % of 20 ms, whole interval) are met by {} of the four",
-          "observed_overhead.json", lambda f: [read.within_aims(f)]),
-    Claim(README, "on a quiet machine, it is {} of {}, {} of {}, and at most {}, of {}, where the "
-                  "bare step itself shows {} %;", "observed_overhead_no_priority.json",
+      for page, name, arm, case in (
+          *((page, f"`jaxpace run`: {name}", "unchanged", case) for page in (README, COSTS)
+            for name, case in (("data parallel", "data parallel"),
+                               ("FSDP, scan and remat", "FSDP"))),
+          (COSTS, "*observed* with `record()`: data parallel", "recorded", "data parallel"),
+          (COSTS, "*observed* with `record()`: FSDP, scan and remat", "recorded", "FSDP"),
+          (COSTS, "*instrumented* and recorded, arrivals not shared", "instrumented", "shard_map"),
+          (README, "*instrumented*, which pacing needs", "instrumented", "shard_map"))),
+    *(Claim(page, words, "observed_overhead.json",
+            lambda f: read.ends([row["percent"]["bare again"][0] for row in f["rows"]], 1))
+      for page, words in ((README, "The bare step against itself shows {} to {} %."),
+                          (COSTS, "| the bare step against itself | {} to {} % |"))),
+    *(Claim(page, words + " are met by {} of the four", "observed_overhead.json",
+            lambda f: [read.within_aims(f)])
+      for page, words in ((README, "(2 % of 5 ms, 1 % of 20 ms, whole interval)"),
+                          (COSTS, "2 % of 5 ms and 1 % of 20 ms with the whole interval,"))),
+    Claim(COSTS, "`jaxpace run` costs {} of {}, {} of {}, and at most {}, of {}, where the "
+                 "bare step itself shows {} %;", "observed_overhead_no_priority.json",
           lambda f: [*(words for found in read.costs(f, "unchanged", targets=(5,))
                        for words in found),
-                     *max(read.costs(f, "unchanged", targets=(5, 20, 50)),
-                          key=lambda found: float(found[0].split()[0])),
+                     *read.dearest(f, "unchanged", (5, 20, 50)),
                      *read.ends([f["rows"][-1]["percent"]["bare again"][0]], 1)[:1]]),
-    Claim(README, "with it, [{} of {}]", "observed_overhead_long.json",
+    Claim(WHEN_NOT, "at most {} of a step in one process", "observed_overhead_no_priority.json",
+          lambda f: [read.dearest(f, "unchanged", (5, 20, 50))[0]]),
+    *(Claim(page, words, "observed_overhead_processes.json",
+            lambda f: [read.dearest(f, "unchanged")[0]])
+      for page, words in ((WHEN_NOT, "up to {} in two"),
+                          (README, "in two processes, where it costs up to {}."))),
+    Claim(WHEN_NOT, "an instrumented step {} of {},", "observed_overhead.json",
+          lambda f: read.costs(f, "instrumented", ("shard_map",), (5,))[0]),
+    *(Claim(page, words, "overhead.json",
+            lambda f: sorted(read.shared(f)[at] for at in (0, 4)))
+      for page, words in ((README, "a step takes {} to {} % longer"),
+                          (WHEN_NOT, "one that shares arrivals {} to {} %"),
+                          (PACING, "takes [{} to {} % longer]"))),
+    Claim(COSTS, "with priority, [{} of {}]", "observed_overhead_long.json",
           lambda f: list(read.costs(f, "unchanged", ("FSDP",), (50,))[0])),
-    Claim(README, "of one device each it is {}, {}, {} and {}; the bare step against itself shows "
-                  "{} to {} %.",
+    Claim(COSTS, "it is {}, {}, {} and {}; the bare step against itself shows {} to {} %.",
           "observed_overhead_processes.json",
           lambda f: [*(f"{cost} of {bare}" for cost, bare in read.costs(f, "unchanged")),
                      *read.ends([row["percent"]["bare again"][0] for row in f["rows"]], 1)]),
-    Claim(README, "There *observed* with `record()` costs up to {}, of {}, and",
-          "observed_overhead_processes.json",
-          lambda f: max(read.costs(f, "recorded"), key=lambda found: float(found[0].split()[0]))),
-    *(Claim(page, f"observed_overhead_instrumented.md) {verb}{{}} of {{}} and {{}} of {{}}",
-            "observed_overhead_instrumented.json",
-            lambda f: [words for found in read.costs(f, "instrumented", ("shard_map",))
-                       for words in found])
-      for page, verb in ((README, ""), (WHEN_NOT, "it is "))),
+    Claim(COSTS, "*Observed* with `record()` costs up to {}, of {}, and",
+          "observed_overhead_processes.json", lambda f: read.dearest(f, "recorded")),
+    Claim(COSTS, "observed_overhead_instrumented.md) {} of {} and {} of {}",
+          "observed_overhead_instrumented.json",
+          lambda f: [words for found in read.costs(f, "instrumented", ("shard_map",))
+                     for words in found]),
     Claim(PACING, "of the step; aligned -{}, -{}, -{} % |", "pauses.json",
           lambda f: read.frozen(f, "aligned")[:3]),
-    Claim(README, "a step of {} ms on 2 processes takes {} % [{}, {}] longer than the bare one and "
-                  "one of {} ms on 4 processes {} % [{}, {}]", "overhead.json",
-          lambda f: [read.shared(f)[at] for at in (3, 0, 1, 2, 7, 4, 5, 6)]),
-    *(Claim(README, f"| {name} | {columns} |", "shared_quota.json",
+    *(Claim(COSTS, f"| {name} | {columns} |", "shared_quota.json",
             lambda f, slow=slow, arms=arms: [read.changed(f["judged"][slow]["percent"][arm])
                                              for arm in arms])
       for name, slow, columns, arms in (
           ("healthy", "1", "{} | | {}", ("shared", "again")),
           *((f"{slow} times slower", slow, "{} | {} | {}", ("shared", "by_hand", "again"))
             for slow in ("1.2", "1.5", "2", "3")))),
-    Claim(README, "{} of 36 ms beside {},", "shared_healthy.json",
+    Claim(README, "a step takes {}, {} or {} less", "shared_quota.json",
+          lambda f: [f"{-mean:.1f} % [{-high:.1f}, {-low:.1f}]"
+                     for mean, low, high in (f["judged"][slow]["percent"]["shared"][:3]
+                                             for slow in ("1.5", "2", "3"))]),
+    Claim(README, "lose {}.", "shared_healthy.json",
+          lambda f: [read.changed(f["judged"]["1"]["percent"]["shared"]).removeprefix("+")]),
+    Claim(COSTS, "{} of 36 ms beside {},", "shared_healthy.json",
           lambda f: [read.changed(f["judged"]["1"]["percent"][arm])
                      for arm in ("shared", "again")]),
-    Claim(README, "{} with `fetch=True`,", "shared_healthy.json",
+    Claim(COSTS, "{} with `fetch=True`,", "shared_healthy.json",
           lambda f: [read.changed(f["judged"]["1"]["percent"]["fetched"])]),
-    Claim(README, "and {} where [a thread loads batches]", "shared_healthy_loaded.json",
+    Claim(COSTS, "and {} where [a thread loads batches]", "shared_healthy_loaded.json",
           lambda f: [read.changed(f["judged"]["1"]["percent"]["shared"])]),
     Claim(SLOW_HOST, "of what the best counts by hand save {}, {} and {} came back, of ten "
                      "starts",
@@ -156,16 +175,16 @@ CLAIMS = (
     Claim(PACING, "of 6,000 steps {} at 1.5 times, {} at 3 times", "guarded_shares.json",
           lambda f: [read.regret_of_shares(f, f"one rank {slow} times slower", "5 %", 32)
                      for slow in ("1.5", "3")]),
-    Claim(README, "[Sampled profiles](docs/profiler.md) cost {} ± {} %.", "profiled_cost.json",
+    Claim(COSTS, "**[Sampled profiles](profiler.md)** cost {} ± {} %.", "profiled_cost.json",
           read.profiled),
-    Claim(README, "got back {} % of what they cost each other, at {} times the variation",
+    Claim(COSTS, "got back {} % of what they cost each other, at {} times the variation",
           "two_jobs.json", lambda f: [read.jobs(f)[0], read.jobs(f)[-1]]),
-    Claim(README, "one taking turns got back {} % of a loss of {} %: its own steps took {} % "
+    Claim(COSTS, "one taking turns got back {} % of a loss of {} %: its own steps took {} % "
                   "less, the other "
                   "job's {} %.", "turns_tcp.json",
           lambda f: [read.turns(f, "1.13", "one")[2], read.turns(f, "1.13", "one")[1],
                      *read.turns_by_job(f, "1.13", "one")]),
-    Claim(README, "At 30 % turns of both lost {} % more.", "turns_tcp.json",
+    Claim(COSTS, "At 30 % turns of both lost {} % more.", "turns_tcp.json",
           lambda f: [read.lost(f, "1.3", "both")]),
     Claim(README, "What a job would gain was off by {} and {} % in the median, by {} and {} % at "
                   "the 95th percentile", _LATEST,
@@ -246,12 +265,10 @@ CLAIMS = (
           lambda f: read.jobs(f)[2:5]),
     Claim(PACING, "**CV {} times that without control", "two_jobs.json",
           lambda f: read.jobs(f)[-1:]),
-    Claim(PACING, "takes {} % [{}, {}] more of {} ms than the bare one on 2 processes, "
-                            "and "
-                            "{} % [{}, {}] more of {} ms on 4", "overhead.json", read.shared),
-    *(Claim(page, "instrumented without sharing, {} % [{}, {}] and {} % [{}, {}]",
-            "overhead.json", read.unshared)
-      for page in (PACING, WHEN_NOT)),
+    Claim(COSTS, "takes {} % [{}, {}] more of {} ms than the bare one on 2 processes, and "
+                 "{} % [{}, {}] more of {} ms on 4", "overhead.json", read.shared),
+    Claim(COSTS, "instrumented without sharing, {} % [{}, {}] and {} % [{}, {}]",
+          "overhead.json", read.unshared),
     Claim(PACING, "Live, means, two devices in a process: {} % [{}, {}] with jitter, "
                             "{} % "
                             "[{}, {}] with a straggler", "null_live_one.json", read.live_null),
@@ -265,9 +282,6 @@ CLAIMS = (
           "off by {} % in the median and {} % at the 95th percentile ({} % with the counters only, "
           "{} % by timestamps alone)",
           _LAB, lambda f: [read.median_and_worst(f)[0], *read.what_if(f)]),
-    Claim(WHEN_NOT,
-          "takes {} % [{}, {}] more of {} ms on 2 gloo processes and {} % [{}, {}] more of {} ms "
-          "on 4 than the bare one", "overhead.json", read.shared),
     Claim(WHEN_NOT, "takes {} s and {} GiB of memory", "html_1024.json", read.page_made),
     Claim("docs/how_to/read_a_report.md", "× 100,000 steps takes {} s and {} GiB of memory",
           "html_speed.json",
@@ -285,32 +299,34 @@ CLAIMS = (
     *(Claim(PACING, f"| at most {{}} steps | {most} |", "guard_simulated.json",
             lambda f, steps=steps: [read.regret(f, steps)])
       for steps, most in (("1000", 100), ("10000", 100), ("50000", 500))),
-    Claim(OBSERVE, "are measured: {} to {} ms per step of 4 to 20 ms", "observed_overhead.json",
+    Claim(OBSERVE, "observed steps with `record()` {} to {} ms.", "observed_overhead.json",
           lambda f: read.ends([row["percent"]["recorded"][0] / 100 * row["bare_ms"][0]
                            for row in f["rows"] if row["target_ms"] <= 20], 2)),
     Claim(OBSERVE, "steps of 4 to 5 ms take {} to {} ms longer", "observed_overhead.json",
           lambda f: read.ends([row["percent"]["unchanged"][0] / 100 * row["bare_ms"][0]
                                for row in f["rows"]
                                if row["target_ms"] == 5 and row["case"] != "shard_map"], 2)),
-    *(Claim(OBSERVE, words, "compile_time_quiet.json",
+    Claim(OBSERVE, "The first call takes {} times as long", "compile_time_quiet.json",
+          lambda f: [read.times_bare(f, "first start")]),
+    *(Claim(COSTS, words, "compile_time_quiet.json",
             lambda f, start=start: [read.times_bare(f, start)])
       for words, start in (
           ("took](measurements/compile_time_quiet.md) {} times the bare", "first start"),
           ("and {} times on a second", "second start"))),
-    Claim(OBSERVE, "([{} and {}](measurements/compile_time.md) on a busy one)", "compile_time.json",
+    Claim(COSTS, "([{} and {}](measurements/compile_time.md) on a busy one)", "compile_time.json",
           lambda f: [read.times_bare(f, start) for start in ("first start", "second start")]),
-    Claim(OBSERVE, "[{:,} short steps](measurements/soak.md) with", "soak.json",
+    Claim(COSTS, "[{:,} short steps](measurements/soak.md) with", "soak.json",
           lambda f: [f["recorded"]] if f["recorded"] == f["steps"] else []),
-    Claim(OBSERVE, "were recorded, in {} MB; memory stayed within {} MB, descriptors at {}; "
+    Claim(COSTS, "were recorded, in {} MB; memory stayed within {} MB, descriptors at {}; "
           "the report took {} s", "soak.json",
           lambda f: [f"{f['looks'][-1]['run_mb']:.1f}",
                      f"{np.ptp([look['memory_mb'] for look in f['looks']]):.0f}",
                      read.only({look["descriptors"] for look in f["looks"]}),
                      f"{f['report_seconds']:.1f}"]),
-    Claim(OBSERVE, "takes {} to {} % of a core", "observed_overhead.json",
+    Claim(COSTS, "takes {} to {} % of a core", "observed_overhead.json",
           lambda f: read.ends([row["writer_percent"] for row in f["rows"]], 1)),
     *(Claim(page, words, "observed_parts.json", read.record_behind)
-      for page, words in ((OBSERVE, "`record()` takes {} to {} µs"), (TRACE, "[{} to {} µs]"))),
+      for page, words in ((COSTS, "`record()` takes {} to {} µs"), (TRACE, "[{} to {} µs]"))),
     Claim(HOW_SURE, "that layer is the largest in {} of {} cases", "observed_truth.json",
           read.layers_of_four),
     Claim(HOW_SURE, "{} of {} runs are right, by a rule", "observed_lab.json",
@@ -325,8 +341,4 @@ CLAIMS = (
     *(Claim(HOUSEKEEPING, f"| {processes} | {{}} | {{}} % [{{}}, {{}}] | ",
             "pauses.json", lambda f, processes=processes: read.control(f, processes))
       for processes in (2, 4, 8)),
-    Claim(WHEN_NOT, "an instrumented and recorded step of {} takes {} longer and one of {} {} (",
-          "observed_overhead.json",
-          lambda f: [words for cost, bare in read.costs(f, "instrumented", ("shard_map",))
-                     for words in (bare, cost)]),
 )

@@ -13,11 +13,14 @@ claims = extension("measured_claims")
 
 SECTIONS = {"README.md": ("## What you get", "## What it costs"),
             "docs/when_not.md": ("## What it costs",),
+            "docs/what_it_costs.md": ("## Recording", "## Compiling", "## Instrumented steps",
+                                      "## What comes back"),
             "docs/how_sure.md": ("## How sure a report is", "## Observed steps")}
 """Sections that name measured values: each of these must be in a claim."""
 NOT_MEASURED = {
     "README.md": {"0.5 %", "1 %", "5 %", "13 %", "30 %"},
-    "docs/when_not.md": {"20 ms", "50 ms", "0.5 %"},
+    "docs/when_not.md": set(),
+    "docs/what_it_costs.md": {"0.5 %", "1 %", "2 %", "5 ms", "15 ms", "20 ms", "13 %", "30 %"},
     "docs/how_sure.md": {"1 to 50 ms", "5 %", "20 %"}}
 """Aims, sizes that were chosen, and bounds that hold by construction."""
 

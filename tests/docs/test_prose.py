@@ -14,7 +14,7 @@ from jaxpace.cli import main
 from tests.docs.blocks import ROOT, pages
 
 PAGES = [page for page in pages() if "measurements" not in page.parts]
-MOST_WORDS, MOST_OF_ALL, LONGEST_SENTENCE = 2000, 33_000, 50
+MOST_WORDS, MOST_OF_ALL, LONGEST_SENTENCE = 2000, 35_000, 50
 LIMITS = {"docs/interleaving.md": 1500}
 WORDS = {
     r"stamp(s|ed|ing)?": "timestamp", r"marks?": "timestamp", r"lanes?": "device buffer",
@@ -71,7 +71,7 @@ def test_the_help_of_a_command_is_plain(command):
 
 
 def test_all_pages_together_can_be_read():
-  assert sum(len(page.read_text().split()) for page in PAGES[1:]) <= MOST_OF_ALL
+  assert sum(len(page.read_text().split()) for page in PAGES) <= MOST_OF_ALL
 
 
 @pytest.mark.parametrize("text", [
