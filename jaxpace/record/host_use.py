@@ -22,6 +22,7 @@ from jaxpace.runs.step_causes import ASKED, HOST_CAUSES
 
 _PLACES = {cause.name: place for place, cause in enumerate(HOST_CAUSES)}
 _UNKNOWN_NS = -1
+_COUNTERS = ("cpu_ns", "switches", "faults", "queued_ns")
 _MOST_PAUSES = 256
 """Collections of garbage that are remembered."""
 
@@ -119,7 +120,8 @@ class StepCauseMeter:
 
 class HostUse:
   """What the process did between the ends of its steps, though it says nothing: the native clock
-  reads what it has used whenever its first device ends a program.
+  reads what it has used when its first device ends a program, at most every 10 ms. What it used
+  between two readings counts evenly for the time between.
 
   Of one device, since they share the process: a column says what the process did in all.
   """
@@ -128,8 +130,8 @@ class HostUse:
     """Begins; `meter` watches the garbage collector."""
     self._meter, self._usage = meter, host_ring.Usage()
     self._read: list[np.ndarray] = []
-    self._last, self._there = np.zeros(1, host_ring.USAGE), np.False_
-    self._ended = np.int64(_UNKNOWN_NS)  # on all devices
+    self._last, self._there = np.zeros((1, len(_COUNTERS)), np.int64), np.False_
+    self._end, self._ended = np.zeros(1, np.int64), np.int64(_UNKNOWN_NS)  # and on all devices
 
   def keep(self) -> None:
     """Takes over what the native clock has read, before it is written over."""
@@ -148,31 +150,43 @@ class HostUse:
     start = np.min([one.start_ns for one in devices], axis=0)
     end = np.max([one.end_ns for one in devices], axis=0)
     at = np.searchsorted(read["ns"], own.end_ns)
-    there = own.whole & (_picked(read["ns"], at) == own.end_ns)
+    asked = read["cpu_ns"] >= 0
+    there = own.whole & (_picked(read["ns"], at) == own.end_ns) & asked.any()
     # [K + 1] each, with what was last known before these steps.
-    now = np.concatenate([self._last, _picked(read, at)])
+    now = np.concatenate([self._last, _used_by(own.end_ns, read[asked])])
+    ends = np.append(self._end, own.end_ns)
     there, ended = np.append(self._there, there), np.append(
         self._ended, np.where(own.whole, end, _UNKNOWN_NS))
     # Programs beside the step end there, too.
     before = np.searchsorted(read["ns"], start) - 1
     begin = np.maximum(ended[:-1], np.where(before < 0, 0, _picked(read["ns"], before)))
-    collected = np.diff(self._meter.collected(now["ns"]))
+    used = dict(zip(_COUNTERS, np.diff(now, axis=0).T, strict=True))
+    collected = np.diff(self._meter.collected(ends))
     others = np.where(ended[:-1] >= 0, np.maximum(begin - ended[:-1], 0), 0)
     # What a busy machine takes is nothing that the loop does.
-    between = np.maximum(start - begin, 0) - collected - np.diff(now["queued_ns"])
+    between = np.maximum(start - begin, 0) - collected - used["queued_ns"]
     measured = there[1:] & there[:-1]
-    counted = measured & (ended[:-1] >= 0) & (now["queued_ns"][1:] >= 0) & (
-        now["queued_ns"][:-1] >= 0)
-    self._last, self._there, self._ended = now[-1:], there[-1], ended[-1]
-    self._read = [read[read["ns"] > own.end_ns[own.whole].max(initial=0)]]
+    queued = now[:, _COUNTERS.index("queued_ns")] >= 0
+    counted = measured & (ended[:-1] >= 0) & queued[1:] & queued[:-1]
+    self._last, self._end, self._there, self._ended = now[-1:], ends[-1:], there[-1], ended[-1]
+    past = own.end_ns[own.whole].max(initial=0)
+    self._read = [read[asked & (read["ns"] <= past)][-1:], read[read["ns"] > past]]
     found = np.ma.masked_all((len(start), len(HOST_CAUSES)), np.int64)
     for cause, (values, known) in {
-        "cpu": (np.diff(now["cpu_ns"]), measured), "nivcsw": (np.diff(now["switches"]), measured),
+        "cpu": (used["cpu_ns"], measured), "nivcsw": (used["switches"], measured),
         "gc": (collected, measured), "others": (others, measured & (ended[:-1] >= 0)),
-        "between": (np.maximum(between, 0), counted),
-        "majflt": (np.diff(now["faults"]), measured)}.items():
+        "between": (np.maximum(between, 0), counted), "majflt": (used["faults"], measured)}.items():
       found[known, _PLACES[cause]] = values[known]
     return found
+
+
+def _used_by(ns: np.ndarray, read: np.ndarray) -> np.ndarray:
+  """Counters at these times, [n, counters] int64, from readings in order: on the line between two
+  of them, and as the first or last one beyond."""
+  if not len(read):
+    return np.zeros((len(ns), len(_COUNTERS)), np.int64)
+  return np.stack([np.interp(ns, read["ns"], read[name]).astype(np.int64) for name in _COUNTERS],
+                  axis=1)
 
 
 def _picked(values: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -56,7 +56,9 @@ def test_what_the_process_did_in_each_step_is_recorded_though_nobody_says(tmp_pa
   collected, between = causes["gc"][0], causes["between"][0]
   assert np.isnan(collected[0]) and np.argmax(collected[1:]) + 1 == 5
   assert np.isnan(between[0]) and np.argmax(between[1:]) + 1 == 6 and between[6] > 0.4 * PAUSE
-  assert (causes["cpu"][0, 1:] > 0).all() and (causes["majflt"][0, 1:] >= 0).all()
+  # Steps of less than 10 ms share what the kernel says of them together.
+  assert causes["cpu"][0, 1:].sum() > 0 and not np.isnan(causes["cpu"][0, 1:]).any()
+  assert (causes["majflt"][0, 1:] >= 0).all()
 
 
 def test_a_tracer_of_the_program_sees_no_thread_of_the_recording(tmp_path):
@@ -120,6 +122,35 @@ def test_time_between_steps_is_what_nothing_else_explains(monkeypatch):
   assert samples[:, at].tolist() == [None, 9_000_000, 5_000_000, 14_000_000, None]
   # From the end of the second step, on the second device, to the evaluation's.
   assert samples[:, at - 1].tolist() == [None, 0, 14_000_000, 0, 0]
+
+
+def test_what_was_used_between_two_readings_counts_evenly_and_once(monkeypatch):
+  def ended(ms, cpu=-1, switches=0):
+    return ms * 1_000_000, cpu, switches, 0, 0, 0
+
+  def samples_of(read, spans):
+    monkeypatch.setattr(host._usage, "take", lambda: np.array(read, host_ring.USAGE))
+    found = host.samples(devices_of(*spans))
+    return found[:, cpu].tolist(), found[:, switches].tolist()
+
+  host = host_use.HostUse(host_use.StepCauseMeter())
+  columns = [cause.name for cause in host_use.HOST_CAUSES]
+  cpu, switches = columns.index("cpu"), columns.index("nivcsw")
+  # Steps end every 2 ms, and the kernel is asked at 2, 12 and 22 ms: it says 10 and 20 more.
+  said = {2: (100, 0), 12: (110, 4), 22: (130, 4)}
+  read = [ended(ms, *said.get(ms, ())) for ms in range(2, 24, 2)]
+  spans = [(end - 1, end) for end in range(2, 24, 2)]
+  first, second = samples_of(read[:8], spans[:8]), samples_of(read[8:], spans[8:])
+  assert first[0] == [None, 2, 2, 2, 2, 2, 0, 0]  # nobody has asked since 12 ms
+  assert sum(second[0]) == 20 and sum(first[1][1:]) + sum(second[1]) == 4
+
+
+def test_the_kernel_is_asked_at_most_every_ten_milliseconds():
+  functions, usage = host_ring.library.functions(), host_ring.Usage()
+  functions.jaxpace_mark_here(0, 0, 1, 1000)
+  read = usage.take()
+  asked = read["ns"][read["cpu_ns"] >= 0]
+  assert len(read) == 1000 and len(asked) < 1000 and (np.diff(asked) >= 10_000_000).all()
 
 
 @pytest.mark.parametrize("donate", [(), (0,)])

@@ -104,7 +104,8 @@ void Put(Ring* ring, uint64_t base, uint64_t index, int64_t ns, uint32_t tag) {
   event.seq.store(static_cast<uint32_t>(index + 1), std::memory_order_release);
 }
 
-// What the process has used up to the end of each execution on its first device; the layout is `host_ring.USAGE`.
+// When each execution on the first device ended, and what the process had used by then; the layout is
+// `host_ring.USAGE`.
 struct Usage {
   std::atomic<int64_t> ns, cpu_ns, switches, faults, queued_ns;
   std::atomic<uint64_t> seq;  // index + 1: stored last
@@ -112,6 +113,8 @@ struct Usage {
 std::atomic<Usage*> usage{nullptr};
 std::atomic<uint64_t> usage_head{0};
 uint64_t usage_capacity = 0;
+constexpr int64_t kApart = 10000000;  // asking the kernel takes 8 to 20 us of a step: short ones are asked for together
+std::atomic<int64_t> usage_read{0};   // when the kernel was last asked
 int main_thread = -1;  // its schedstat, open
 
 int64_t Microseconds(const timeval& time) { return static_cast<int64_t>(time.tv_sec) * 1000000 + time.tv_usec; }
@@ -129,18 +132,23 @@ int64_t Queued() {
 
 void Used(int64_t ns) {
   Usage* entries = usage.load(std::memory_order_acquire);
+  if (entries == nullptr) return;
   rusage used;
-  if (entries == nullptr || getrusage(RUSAGE_SELF, &used) != 0) return;
-  const int64_t queued = Queued();
+  const bool read = ns - usage_read.load(std::memory_order_relaxed) >= kApart && getrusage(RUSAGE_SELF, &used) == 0;
+  const int64_t queued = read ? Queued() : -1;
+  if (read) usage_read.store(ns, std::memory_order_relaxed);
   const uint64_t index = usage_head.fetch_add(1, std::memory_order_relaxed);
   Usage& entry = entries[index & (usage_capacity - 1)];
   entry.seq.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   entry.ns.store(ns, std::memory_order_relaxed);
-  entry.cpu_ns.store((Microseconds(used.ru_utime) + Microseconds(used.ru_stime)) * 1000, std::memory_order_relaxed);
-  entry.switches.store(used.ru_nivcsw, std::memory_order_relaxed);
-  entry.faults.store(used.ru_majflt, std::memory_order_relaxed);
-  entry.queued_ns.store(queued, std::memory_order_relaxed);
+  entry.cpu_ns.store(read ? (Microseconds(used.ru_utime) + Microseconds(used.ru_stime)) * 1000 : -1,
+                     std::memory_order_relaxed);
+  if (read) {
+    entry.switches.store(used.ru_nivcsw, std::memory_order_relaxed);
+    entry.faults.store(used.ru_majflt, std::memory_order_relaxed);
+    entry.queued_ns.store(queued, std::memory_order_relaxed);
+  }
   entry.seq.store(index + 1, std::memory_order_release);
 }
 
