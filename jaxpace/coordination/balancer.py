@@ -13,9 +13,8 @@ from jaxpace.coordination import knobs
 from jaxpace.coordination.apportion import apportion, even
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.coordination.trial import either
-from jaxpace.core import arrivals as said
 from jaxpace.core import fields
-from jaxpace.core.durations import valid
+from jaxpace.core.durations import all_known, valid
 from jaxpace.core.types import Balancer, Observation
 
 TOTAL = ", the total_micro_batches of all ranks of the job together"
@@ -170,7 +169,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     seen = observation.arrivals
     # Who should have worked and ran nothing (somebody else chose the counts) was not measured.
     measured = jnp.all((ran > np.int32(0)) | (state.counts == np.int32(0)))
-    known = said.all_known(seen, observation.delays) & jnp.all(seen > _ZERO) & measured
+    known = all_known(seen, observation.delays) & jnp.all(seen > _ZERO) & measured
     place = (rows == state.seen % np.int32(width))[:, None] & known
     one, took = known.astype(jnp.int32), observation.job_step_time
     state = state._replace(

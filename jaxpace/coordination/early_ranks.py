@@ -10,8 +10,7 @@ import numpy as np
 
 from jaxpace.coordination import knobs, windows
 from jaxpace.coordination.knobs import Knobs
-from jaxpace.core import arrivals
-from jaxpace.core.durations import bounded
+from jaxpace.core import durations
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _NAN, _HALF = np.float32(0), np.float32(np.nan), np.float32(0.5)
@@ -119,15 +118,15 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
     seen, delays, rank = observation.arrivals, observation.delays, observation.rank
     share, longest = (knobs.chosen(state.knobs.threshold, limit),
                       knobs.chosen(state.knobs.max_delay, most))
-    known = arrivals.all_known(seen, delays)
-    early = jnp.where(known, arrivals.own(arrivals.earliness(seen), rank), _NAN)
+    known = durations.all_known(seen, delays)
+    early = jnp.where(known, durations.own(durations.earliness(seen), rank), _NAN)
     low_now, spread_now = low.update(early, state.low), spread.update(early, state.spread)
     means_now = means.update(jnp.where(known, seen, _NAN), state.means)
     typical_now = typical.update(jnp.where(known, observation.step_time, _NAN), state.step_time)
 
     mean_now = means.value(means_now)
     slack = jnp.minimum(low.value(low_now),
-                        arrivals.greatest(mean_now) - arrivals.own(mean_now, rank))
+                        durations.greatest(mean_now) - durations.own(mean_now, rank))
     step_time = typical.value(typical_now)
     least = jnp.maximum(share * step_time, deviations * spread.value(spread_now))
     quiet = jnp.where(early > _HALF * share * step_time, np.int32(0),
@@ -138,7 +137,7 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
     active = known & enough & (quiet < calm) & (low_now.seen >= np.int32(window))
 
     tokens = tokens_after(seen, delays, price, longest, state.tokens)
-    delay = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), longest), _ZERO)
+    delay = jnp.where(active, durations.bounded(jnp.minimum(fill * slack, tokens), longest), _ZERO)
     info = {"slack": slack, "threshold": least, "tokens": tokens,
             "active": active.astype(jnp.float32)}
     return Decision(delay, info), EarlyRanks(
@@ -166,7 +165,7 @@ def tokens_after(seen: jax.Array, delays: jax.Array, cost: np.float32,
     [] float32 s after it: negative while in debt, and no gain and no credit kept where a rank is
     missing, for the step may then have been held back by all that was in the bucket.
   """
-  filled = tokens + cost * arrivals.latest(seen)
-  paid = filled - jnp.abs(filled) * _ROUNDING - arrivals.lateness(seen, delays)
-  return jnp.where(arrivals.all_known(seen, delays), jnp.minimum(paid, most),
+  filled = tokens + cost * durations.latest(seen)
+  paid = filled - jnp.abs(filled) * _ROUNDING - durations.lateness(seen, delays)
+  return jnp.where(durations.all_known(seen, delays), jnp.minimum(paid, most),
                    jnp.minimum(tokens, _ZERO))

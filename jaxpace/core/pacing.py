@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import arrivals as said
-from jaxpace.core.durations import bounded, valid
+from jaxpace.core.durations import bounded, transfer, transfers_now, valid
 from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Balancer, Decision, Hold, Moment, Observation, Pacer, pick
 
@@ -84,11 +83,11 @@ def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.A
   """
   # Arrivals are those at the first collective, so they say nothing of the later ones: there it is
   # the wait.
-  transfers = waits.at[0].set(said.transfer(waits[0], arrivals, delays, rank))
+  transfers = waits.at[0].set(transfer(waits[0], arrivals, delays, rank))
   observation = Observation(
       step=step, rank=rank, arrivals=arrivals, delays=delays, waits=waits, step_time=step_time,
       job_step_time=shared.step_time, job_transfers=shared.transfers,
-      job_transfers_now=said.transfers_now(shared.waits, arrivals, delays), holds=holds)
+      job_transfers_now=transfers_now(shared.waits, arrivals, delays), holds=holds)
   return observation, transfers
 
 

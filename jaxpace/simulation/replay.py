@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import arrivals as said
 from jaxpace.core import pacing
-from jaxpace.core.durations import bounded, valid
+from jaxpace.core.durations import bounded, latest, valid
 from jaxpace.core.types import Pacer
 from jaxpace.runs.run import MISSING, Run, RunError
 from jaxpace.simulation import observed
@@ -206,7 +205,7 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
 
 
 def _latest(seen: jax.Array, delays: jax.Array) -> jax.Array:
-  return said.latest(jnp.where(valid(seen), seen + jnp.nan_to_num(delays), _NAN))
+  return latest(jnp.where(valid(seen), seen + jnp.nan_to_num(delays), _NAN))
 
 
 def _judge(seen: ObservedSteps, there: np.ndarray, asked: np.ndarray, delays: np.ndarray,

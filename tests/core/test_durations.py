@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.core import arrivals
+from jaxpace.core import durations
 
 NAN = np.nan
 SECONDS = st.floats(0, 10, width=32)
 RANKS = st.sampled_from([1, 2, 9]).flatmap(
     lambda n: st.lists(st.tuples(SECONDS, st.floats(0, 0.5, width=32)), min_size=n, max_size=n))
 EARLINESS, LATENESS, TRANSFER, TRANSFERS_NOW = map(
-    jax.jit, (arrivals.earliness, arrivals.lateness, arrivals.transfer, arrivals.transfers_now))
+    jax.jit, (durations.earliness, durations.lateness, durations.transfer, durations.transfers_now))
 
 
 def f32(*values):
@@ -51,20 +51,20 @@ def test_means_of_waits_say_what_the_transfers_took(ranks, own_time, second):
 @pytest.mark.parametrize("junk", [NAN, np.inf, -np.inf, -1e-3, 1e30])
 def test_missing_ranks(junk):
   a, d = f32(10e-3, junk, 15e-3), f32(0, 0, 1e-3)
-  np.testing.assert_allclose(arrivals.earliness(a), [5e-3, NAN, 0], rtol=1e-5)
-  np.testing.assert_allclose(arrivals.latest(a), 15e-3)
-  assert not arrivals.all_known(a, d)
-  assert np.isnan(arrivals.lateness(a, d))
-  assert np.isnan(arrivals.lateness(d, a))
-  assert np.isnan(arrivals.transfer(jnp.float32(1e-3), a, d, jnp.int32(0)))
+  np.testing.assert_allclose(durations.earliness(a), [5e-3, NAN, 0], rtol=1e-5)
+  np.testing.assert_allclose(durations.latest(a), 15e-3)
+  assert not durations.all_known(a, d)
+  assert np.isnan(durations.lateness(a, d))
+  assert np.isnan(durations.lateness(d, a))
+  assert np.isnan(durations.transfer(jnp.float32(1e-3), a, d, jnp.int32(0)))
   whole = f32(10e-3, 15e-3)
-  assert np.isnan(arrivals.transfer(jnp.float32(junk), whole, f32(0, 0), jnp.int32(0)))
-  assert np.isnan(arrivals.transfer(jnp.float32(1), whole, f32(0, 0), jnp.int32(2)))
+  assert np.isnan(durations.transfer(jnp.float32(junk), whole, f32(0, 0), jnp.int32(0)))
+  assert np.isnan(durations.transfer(jnp.float32(1), whole, f32(0, 0), jnp.int32(2)))
   nobody = f32(junk, junk)
-  assert np.isnan(arrivals.latest(nobody)) and np.isnan(arrivals.earliness(nobody)).all()
+  assert np.isnan(durations.latest(nobody)) and np.isnan(durations.earliness(nobody)).all()
 
 
 def test_own():
   values = f32(1, 2, 3)
-  assert [float(arrivals.own(values, jnp.int32(r))) for r in range(3)] == [1, 2, 3]
-  assert all(np.isnan(arrivals.own(values, jnp.int32(r))) for r in (-1, 3, -2**31, 2**31 - 1))
+  assert [float(durations.own(values, jnp.int32(r))) for r in range(3)] == [1, 2, 3]
+  assert all(np.isnan(durations.own(values, jnp.int32(r))) for r in (-1, 3, -2**31, 2**31 - 1))
