@@ -14,9 +14,9 @@ if TYPE_CHECKING:
   from jaxpace.coordination.guard import guard as guard
   from jaxpace.coordination.interleave import interleave_jobs as interleave_jobs
   from jaxpace.coordination.knobs import Knobs as Knobs
+  from jaxpace.coordination.knobs import steerable as steerable
   from jaxpace.coordination.lengths import balance as balance
   from jaxpace.coordination.lengths import fit_costs as fit_costs
-  from jaxpace.coordination.steer import steerable as steerable
   from jaxpace.coordination.take_turns import take_turns as take_turns
   from jaxpace.core.pace import PaceState as PaceState
   from jaxpace.core.plan import Plan as Plan
@@ -84,7 +84,7 @@ _HOMES = {
     "share_by_speed": "coordination.balancer",
     "shares": "live.shares",
     "spec": "instrumentation.instrument",
-    "steerable": "coordination.steer",
+    "steerable": "coordination.knobs",
     "take_turns": "coordination.take_turns",
 }
 """Where each public name lives. It is imported when first used: the `jaxpace` command must not wait

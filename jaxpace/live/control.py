@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import jax
 import numpy as np
 
-from jaxpace.coordination.steer import Steering
+from jaxpace.coordination.knobs import Steering
 from jaxpace.core import fields, own_context
 from jaxpace.core.pace import PaceState, change_pacer_state
 from jaxpace.core.packing import Packed

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.coordination.balancer import TOTAL, share_by_speed
-from jaxpace.coordination.data_order import DataOrder
+from jaxpace.coordination.apportion import DataOrder
 from jaxpace.core import fields
 from jaxpace.core.observed import ObservedFunction, observed_function
 from jaxpace.core.pace import PaceState

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxpace.coordination.apportion import apportion, even
-from jaxpace.coordination.data_order import DataOrder
+from jaxpace.coordination.apportion import DataOrder, apportion, even
 from tests.coordination.jobs import best
 from tests.quick import examples
 

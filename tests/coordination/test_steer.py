@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.coordination.steer import Steered
+from jaxpace.coordination.knobs import Steered
 from tests.coordination import jobs
 from tests.quick import examples
 

@@ -11,7 +11,7 @@ import pytest
 
 import jaxpace
 from jaxpace.coordination import take_turns as turns
-from jaxpace.coordination.steer import Steering
+from jaxpace.coordination.knobs import Steering
 from jaxpace.core import pacing, packing
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
 from jaxpace.instrumentation.before_collective import digest
