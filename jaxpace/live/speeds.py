@@ -30,11 +30,10 @@ from jaxpace.coordination import trial
 from jaxpace.core import own_context
 from jaxpace.core.observed import Decisions, ObservedFunction
 from jaxpace.core.types import Balancer
-from jaxpace.live.asked import MOST, NAN, AskedBalancer
+from jaxpace.live.asked import MOST, NAN, AskedBalancer, ShareState, restored
 from jaxpace.live.busy_times import BusyTimes
 from jaxpace.live.control_file import ControlRequest
 from jaxpace.live.gathered import TOLD, Gathered
-from jaxpace.live.share_state import ShareState, restored
 from jaxpace.observation.clocks import host_ring
 
 _LOG = logging.getLogger("jaxpace")
