@@ -66,7 +66,7 @@ class Fabric:
   seed: int = 0
 
   def __post_init__(self) -> None:
-    for name in ("nodes", "per_node", "cards", "uplinks"):
+    for name in ("nodes", "per_node", "cards"):
       whole(name, getattr(self, name), 1)
     whole("rack", self.rack, 0)
     whole("seed", self.seed, 0)
@@ -78,8 +78,8 @@ class Fabric:
                         (("path_rate", "uplink_rate"), "bytes per second, from 0 (no limit) up"),
                         (("node_latency", "rack_latency", "spine_latency"), "seconds, from 0 up")):
       for name in names:
-        if not is_number(value := getattr(self,
-                                          name), 0) or (hint.endswith("above 0") and not value):
+        value = getattr(self, name)
+        if not is_number(value, 0) or (hint.endswith("above 0") and not value):
           raise SettingsError(f"{name}={value!r} must be {hint}.")
     if self.per_node % self.cards:
       raise SettingsError(
@@ -122,11 +122,7 @@ class Fabric:
     for rank, factor in self.slow_paths.items():
       own = self.path_rate or self.card_rate * self.cards / self.per_node
       path[rank] = own * factor
-    uplink = self.uplink_rate
-    if not uplink:
-      uplink = math.inf
-    if self.routing == "even":
-      uplink = self.uplinks * uplink
+    uplink = (self.uplink_rate or math.inf) * (self.uplinks if self.routing == "even" else 1)
     counts = self._counts()
     rates = [np.full(counts[0], self.node_rate), np.tile(path, 2),
              np.full(counts[2], self.card_rate), np.full(counts[3], uplink)]

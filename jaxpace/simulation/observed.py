@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import pacing
-from jaxpace.core.durations import elapsed_seconds
+from jaxpace.core.durations import PER_LOW, elapsed_seconds
 from jaxpace.core.types import Pacer
 from jaxpace.runs.run import MISSING, CollectiveTimes, Run
 
-_PER_LOW = np.float32(1e-9)  # as in jaxpace.observation.clocks.words
 _NAN = np.float32(np.nan)
 
 
@@ -37,12 +36,9 @@ class ObservedSteps(NamedTuple):
 def timestamped_alone(run: Run) -> Run:
   """The run without the collectives in loops of an instrumented step, which timestamps have timed:
   no pacer sees those."""
-  marks = run.plan.get("marks")
-  slots = {mark.get("collective") for mark in (marks if isinstance(marks, list) else [])
-           if isinstance(mark, dict)}
-  entries = run.plan.get("collectives")
-  others = {entry.get("slot") for entry in (entries if isinstance(entries, list) else [])
-            if isinstance(entry, dict) and entry.get("of") is not None} - slots
+  slots = {mark.get("collective") for mark in run.plan.get("marks") or ()}
+  others = {entry.get("slot") for entry in run.plan.get("collectives") or ()
+            if entry.get("of") is not None} - slots
   if not slots - {None} or not others:
     return run
   return dataclasses.replace(run,
@@ -129,7 +125,7 @@ def _applied(seconds: np.ndarray) -> np.ndarray:
   nearest = np.rint(np.nan_to_num(seconds).astype(np.float64) * 1e9).astype(np.int64)
   result = seconds.copy()
   for offset in (2, -2, 1, -1, 0):  # the nearest last: it wins
-    made = (nearest + offset).clip(0).astype(np.float32) * _PER_LOW
+    made = (nearest + offset).clip(0).astype(np.float32) * PER_LOW
     recorded = (np.rint(made.astype(np.float64) * 1e9) * 1e-9).astype(np.float32)
     result = np.where(recorded == seconds, made, result)
   return result
@@ -260,20 +256,21 @@ def _put_readings(run: Run, made: OnRecord, part: slice) -> None:
     made.readings[at[sound], place[sound], i] = seconds[sound]
 
 
-def asker(pacer: Pacer, slots: np.ndarray, max_hold: float
+def asker(pacer: Pacer, may: Sequence[int], slots: int, max_hold: float
           ) -> Callable[[Any, OnRecord, Any, Any], tuple[Any, Answers]]:
   """Makes what asks one rank's pacer before the collectives of one step.
 
   Args:
     pacer: one that has a `hold`.
-    slots: [S] bool, those before which it may be asked.
+    may: slots of the collectives before which it may be asked, rising.
+    slots: S.
     max_hold: s, as in `jaxpace.instrument`.
 
   Returns:
     A function (step, that step's record, [S] s when the last rank reaches each collective, the
     pacer's state) -> the state after, and the answers [S].
   """
-  order = np.flatnonzero(slots).astype(np.int32)
+  order = np.asarray(may, np.int32)
   zero, none = jnp.float32(0), jnp.int32(0)
 
   def ask(step: Any, row: OnRecord, reached: Any, state: Any) -> tuple[Any, Answers]:
@@ -304,7 +301,7 @@ def asker(pacer: Pacer, slots: np.ndarray, max_hold: float
 
     (after, _), answers = jax.lax.scan(before, (state, zero), order)
     return after, jax.tree.map(lambda all_, found: all_.at[order].set(found),
-                               nothing_asked(len(slots)), answers)
+                               nothing_asked(slots), answers)
 
   return ask
 

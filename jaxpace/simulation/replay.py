@@ -109,20 +109,17 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   count, total = len(ranks), len(run.steps)
   timestamped = np.zeros(slots, bool)
   timestamped[[c.slot for c in run.collectives if c.slot < slots]] = True
-  said = observed.was_asked(run)
   # Where nothing is shared nothing is held, live as here.
-  asks = pacer.hold is not None and shared and (said or not as_recorded)
-  may = np.zeros(slots, bool)
-  may[[c.slot for c in run.collectives if c.slot < slots and not c.may_begin_early]] = True
-  ask = observed.asker(pacer, may, max_hold) if asks else None
+  asks = pacer.hold is not None and shared and (observed.was_asked(run) or not as_recorded)
+  may = [c.slot for c in run.collectives if c.slot < slots and not c.may_begin_early]
+  ask = observed.asker(pacer, sorted(may), slots, max_hold) if asks else None
   states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
                         pacer.init(count))
   carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN),
                  jnp.full((count, slots), _NAN))
   over = timestamped & pacing.over_before(_carrier(run), slots)
   play = jax.jit(_player(pacer, count, timestamped, over, np.float32(max_delay), shared,
-                         as_recorded,
-                         ask, run.collectives[0].slot))
+                         as_recorded, ask, run.collectives[0].slot))
   there: np.ndarray = np.any(run.attempt[ranks] >= 0, axis=1)
   parts, width = [], max(64, _CHUNK_CELLS // count)
   places = observed.most_readings(run)
@@ -144,8 +141,7 @@ def _carrier(run: Run) -> int | None:
   if not run.plan.get("share", False):
     return max(c.slot for c in run.collectives)
   # None in older runs: none of a step's own transfers went along yet when they were recorded.
-  slot = run.plan.get("carrier")
-  return slot if isinstance(slot, int) else None
+  return run.plan.get("carrier")
 
 
 def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray, most: np.float32,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,19 +24,8 @@ from jaxpace.simulation.settings import Failures, JobSettings, Scenario
 from jaxpace.simulation.sharing import Stretch
 
 
-class Survived(NamedTuple):
-  """A run with failures. Seconds; G segments."""
-
-  elapsed: float
-  work: float  # of it, steps that lasted
-  checkpoints: float  # of it, checkpoints that were completed
-  lost: float  # of it, work and checkpoints that failures threw away
-  restarts: float  # of it, restarting
-  failures: int
-  segments: np.ndarray  # [G] s, each segment until it was done
-
-
-def survive(step_times: np.ndarray, failures: Failures, seed: int) -> Survived:
+def survive(step_times: np.ndarray, failures: Failures, seed: int
+            ) -> tuple[dict[str, float], np.ndarray]:
   """Plays a run's steps with failures.
 
   A segment that is tried again takes as long as the first time: the steps are the same.
@@ -45,6 +34,11 @@ def survive(step_times: np.ndarray, failures: Failures, seed: int) -> Survived:
     step_times: [K] s.
     failures: rate, interval, costs.
     seed: of the failures.
+
+  Returns:
+    Seconds that the run takes, `elapsed`, and what of it are steps that lasted, checkpoints that
+    were completed, what failures threw away of both, and restarts; and the number of failures. And
+    [G] s that each segment took until it was done.
   """
   steps = np.asarray(step_times, np.float64)
   begins = np.arange(0, len(steps), failures.every)
@@ -61,9 +55,9 @@ def survive(step_times: np.ndarray, failures: Failures, seed: int) -> Survived:
            else np.zeros(0))
   wasted = np.bincount(which, until, minlength=len(need))
   segments = need + wasted + count * failures.restart
-  return Survived(float(segments.sum()), float(work.sum()), len(need) * failures.checkpoint,
-                  float(wasted.sum()), float(count.sum()) * failures.restart, int(count.sum()),
-                  segments)
+  return {"elapsed": float(segments.sum()), "work": float(work.sum()),
+          "checkpoints": len(need) * failures.checkpoint, "lost": float(wasted.sum()),
+          "restarts": float(count.sum()) * failures.restart, "failures": int(count.sum())}, segments
 
 
 _PART_CELLS = 1 << 21
@@ -237,7 +231,5 @@ class Adding:
         "cv": float(step_times.std() / mean) if mean else 0.0, "alone": alone(settings),
         **{name: total / count for name, total in self._sums.items()}}
     if settings.failures:
-      survived = survive(step_times, settings.failures, seed)._asdict()
-      del survived["segments"]
-      figures["failures"] = survived
+      figures["failures"], _ = survive(step_times, settings.failures, seed)
     return figures

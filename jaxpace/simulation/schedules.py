@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpace.core.fields import SettingsError
 from jaxpace.simulation.fabric import Fabric
-from jaxpace.simulation.sharing import Messages, Stretch, max_min, play
+from jaxpace.simulation.sharing import Stretch, max_min, play
 
 
 class MessageRound(NamedTuple):
@@ -212,11 +212,10 @@ def _played(parts: list[MessageRound], fabric: Fabric, capacities: np.ndarray,
   sources, targets = (np.concatenate([getattr(part, end) for part in parts])
                       for end in ("sources", "targets"))
   counts = [len(part.sources) for part in parts]
-  sent = Messages(
+  played = play(
       sources, targets, np.repeat(np.arange(len(parts)), counts),
       np.repeat([part.bytes for part in parts], counts), fabric.latencies(sources, targets),
-      fabric.paths(sources, targets))
-  played = play(sent, capacities)
+      fabric.paths(sources, targets), capacities)
   if played is None:
     return None
   stretches, flowing = played

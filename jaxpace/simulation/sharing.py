@@ -111,77 +111,67 @@ class Stretch(NamedTuple):
   flows: np.ndarray
 
 
-class Messages(NamedTuple):
-  """What is sent, M messages."""
-
-  # [M] ranks
-  sources: np.ndarray
-  # [M] ranks
-  targets: np.ndarray
-  # [M] number of the round, from 0 up
-  rounds: np.ndarray
-  # [M] float64
-  bytes: np.ndarray
-  # [M] float64 s
-  latencies: np.ndarray
-  # [M, H] links, negative for none
-  paths: np.ndarray
-
-
 _WAITING, _STARTING, _FLOWING, _OVER = range(4)
 
 
-def play(sent: Messages, capacities: np.ndarray) -> tuple[list[Stretch], np.ndarray] | None:
-  """Plays an exchange in which all ranks begin together.
+def play(sources: np.ndarray, targets: np.ndarray, rounds: np.ndarray, sizes: np.ndarray,
+         latencies: np.ndarray, paths: np.ndarray, capacities: np.ndarray
+         ) -> tuple[list[Stretch], np.ndarray] | None:
+  """Plays an exchange of M messages in which all ranks begin together.
 
   Args:
-    sent: the messages.
+    sources: [M] ranks that send.
+    targets: [M] ranks that receive.
+    rounds: [M] number of each one's round, from 0 up.
+    sizes: [M] float64 bytes.
+    latencies: [M] float64 s.
+    paths: [M, H] links, negative for none.
     capacities: [L] float64 bytes per second; may be infinite.
 
   Returns:
     Its stretches, and [M] s for which each message flowed, its latency not counted; None where so
     many messages begin and end at instants of their own that playing them would take too long.
   """
-  ranks = int(max(sent.sources.max(), sent.targets.max())) + 1
-  count = int(sent.rounds.max()) + 1
+  ranks = int(max(sources.max(), targets.max())) + 1
+  count = int(rounds.max()) + 1
   # A row beyond the last round: ranks that are done stay there.
   pending = np.zeros((count + 1, ranks), np.int64)
-  for ends in (sent.sources, sent.targets):
-    np.add.at(pending, (sent.rounds, ends), 1)
+  for ends in (sources, targets):
+    np.add.at(pending, (rounds, ends), 1)
   pending[count] = 1
   stage = (pending > 0).argmax(axis=0)
-  state = np.full(len(sent.bytes), _WAITING)
-  left = np.asarray(sent.bytes, np.float64).copy()
+  state = np.full(len(sizes), _WAITING)
+  left = np.asarray(sizes, np.float64).copy()
   until, flowing = np.zeros(len(left)), np.zeros(len(left))
   stretches: list[Stretch] = []
   now, work = 0.0, 0
   while work <= _MOST_WORK:
-    ready = ((state == _WAITING) & (stage[sent.sources] == sent.rounds)
-             & (stage[sent.targets] == sent.rounds))
-    until[ready] = now + sent.latencies[ready]
+    ready = ((state == _WAITING) & (stage[sources] == rounds)
+             & (stage[targets] == rounds))
+    until[ready] = now + latencies[ready]
     state[ready] = _STARTING
     state[(state == _STARTING) & (until <= now)] = _FLOWING
     on_way, starting = np.flatnonzero(state == _FLOWING), np.flatnonzero(state == _STARTING)
     if not len(on_way) and not len(starting):
       return stretches, flowing
-    rates = max_min(sent.paths[on_way], capacities)
+    rates = max_min(paths[on_way], capacities)
     work += ranks + len(on_way) * len(np.unique(rates))
     needed = np.where(np.isfinite(rates), left[on_way] / rates, 0.0)
     # What is nearly over by then ends with it.
     wait = min(needed.min() if len(on_way) else np.inf,
                (until[starting] - now).min() if len(starting) else np.inf)
     if wait > 0:
-      stretches.append(_stretch(wait, sent.paths[on_way], rates, capacities))
+      stretches.append(_stretch(wait, paths[on_way], rates, capacities))
     now += wait
     flowing[on_way] += wait
     state[starting[until[starting] <= now * (1 + 1e-12)]] = _FLOWING
     left[on_way] -= np.where(np.isfinite(rates), rates * wait, left[on_way])
-    over = on_way[left[on_way] <= _OVER_AT * sent.bytes[on_way]]
+    over = on_way[left[on_way] <= _OVER_AT * sizes[on_way]]
     state[over] = _OVER
-    for ends in (sent.sources, sent.targets):
-      np.subtract.at(pending, (sent.rounds[over], ends[over]), 1)
+    for ends in (sources, targets):
+      np.subtract.at(pending, (rounds[over], ends[over]), 1)
     if len(over):
-      touched = np.unique(np.concatenate([sent.sources[over], sent.targets[over]]))
+      touched = np.unique(np.concatenate([sources[over], targets[over]]))
       stage[touched] = (pending[:, touched] > 0).argmax(axis=0)
   return None
 
