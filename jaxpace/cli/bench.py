@@ -9,9 +9,9 @@ import socket
 from typing import Any
 
 from jaxpace.cli import running
+from jaxpace.core.words import write_plain
 from jaxpace.files import UserError
 from jaxpace.hosts.launch import environment
-from jaxpace.runs.plain_text import write_plain
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"

@@ -7,8 +7,8 @@ import shlex
 import sys
 
 from jaxpace.cli import running
+from jaxpace.core.words import write_plain
 from jaxpace.files import UserError
-from jaxpace.runs.plain_text import write_plain
 
 EPILOG = """\
 NCCL's Inspector writes a JSON object for each collective and rank, of any program. With NCCL_INSPECTOR_DUMP_VERBOSE=1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
-from jaxpace.runs.plain_text import plain, write_plain
+from jaxpace.core.words import plain, write_plain
 
 if TYPE_CHECKING:
   from jaxpace.runs.run import Run

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from jaxpace.cli import running
+from jaxpace.core.words import write_plain
 from jaxpace.files import UserError
-from jaxpace.runs.plain_text import write_plain
 from jaxpace.show.console import check_target, make_console, write_file
 
 if TYPE_CHECKING:

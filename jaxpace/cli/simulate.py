@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
+from jaxpace.core.words import write_plain
 from jaxpace.files import UserError
-from jaxpace.runs.plain_text import write_plain
 
 if TYPE_CHECKING:
   from jaxpace.simulation.settings import JobSettings, Scenario

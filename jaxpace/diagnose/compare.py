@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import list_ranks, plural
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, seconds_of
 from jaxpace.diagnose.forecast.sample import correlation_time
@@ -18,7 +18,6 @@ from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.diagnose.words.codes import ChangeCode, Sentence, Verdict, codes
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, signed
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run, RunError
 
 _OF_RANKS = (Verdict.PERSISTENT, Verdict.LOCALITY, Verdict.AMPLIFICATION)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import list_ranks, plural
 from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
@@ -18,7 +18,6 @@ from jaxpace.diagnose.totals import RunTotals, Totals
 from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, named, some_ranks
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Process, Run
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import list_ranks, plural
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.diagnosis import Diagnosis
@@ -23,7 +23,6 @@ from jaxpace.diagnose.words.names import joined, milliseconds, name_rank, percen
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hang.alarms import where
 from jaxpace.runs.groups import groups
-from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
 
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.core.words import list_ranks
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, shares_in, shares_of
@@ -32,7 +33,6 @@ from jaxpace.diagnose.words.names import ranks_by_host, some_ranks
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
 from jaxpace.hosts.locality.outline import outlines
-from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run, RunError, cut
 
 _DIGITS = 7

@@ -21,6 +21,13 @@ class UnreadableError(ValueError):
   file's name."""
 
 
+def why_unreadable(error: OSError | UnreadableError) -> str:
+  """The end of a sentence that begins with a file's name."""
+  if isinstance(error, FileNotFoundError):
+    return "is missing"
+  return f"can't be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
+
+
 def check_regular(path: str | os.PathLike[str]) -> int:
   """Checks that a file is a regular one: opening a FIFO would wait for its writer, reading a device
   has no end.

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
+from jaxpace.core.words import list_ranks
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, check, parse, read_end
 from jaxpace.files.schemas import Count, Line, Nanoseconds, Number, Seconds, Step, Text
-from jaxpace.runs.problems import list_ranks
 
 _LOG = logging.getLogger("jaxpace")
 FOLDER = "watchdog"

@@ -10,12 +10,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import duration, list_ranks, plural
 from jaxpace.hang import waits
 from jaxpace.hang.positions import NewestExecution, Position, ProgramsByKey
 from jaxpace.hang.waits import Cause, GroupRun, Wait
 from jaxpace.record.ring.plan import iterations_in_words, iterations_of
-from jaxpace.runs.problems import duration, list_ranks
 
 _MOST_PLACES = 4
 _MOST_BEHIND = 3

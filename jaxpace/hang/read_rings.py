@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from jaxpace.core.observed import ObservedPlan
-from jaxpace.core.words import plural
-from jaxpace.files.reading import UnreadableError
+from jaxpace.core.words import list_ranks, plural
+from jaxpace.files.reading import UnreadableError, why_unreadable
 from jaxpace.hang.describe import Flight
 from jaxpace.hang.positions import Position, ProgramsByKey, position
 from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file, rundir
-from jaxpace.runs.problems import list_ranks, why_unreadable
 from jaxpace.runs.ring_file import RingFile, read_pulse, read_ring
 from jaxpace.runs.run import Process
 from jaxpace.runs.rundir import read_processes

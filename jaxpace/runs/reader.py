@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.files.reading import UnreadableError, read_document
+from jaxpace.core.words import list_ranks, plural
+from jaxpace.files.reading import UnreadableError, read_document, why_unreadable
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
 from jaxpace.runs import dense, ring_file
@@ -25,7 +26,6 @@ from jaxpace.runs.collectives import choose
 from jaxpace.runs.columns import Axis
 from jaxpace.runs.dense import Progress
 from jaxpace.runs.groups import laid_out
-from jaxpace.runs.problems import describe, kept_from_recording, why_unreadable
 from jaxpace.runs.run import Process, Run, RunError
 from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION
@@ -95,7 +95,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     if any(table.torn for table in tables):
       raise RunError(nothing_read(path, tables, processes))
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
-  problems.extend(describe(run, steps_table.rows, collectives_table.rows))
+  problems.extend(_describe(run, steps_table.rows, collectives_table.rows))
   attempt = run.attempt
   if chosen is not None:
     run = run.detailed(chosen.steps)
@@ -237,7 +237,7 @@ def nothing_read(path: pathlib.Path, tables: Sequence[TableFiles],
             " Was run.json overwritten, or the directory used twice?"
             if any(" of other runs in " in problem for problem in said) else "")
     return f"No row of {path} can be read: {said[0].rstrip('.')}{more}.{hint}"
-  kept = [reason for process in processes for reason in kept_from_recording(process)]
+  kept = [reason for process in processes for reason in _kept_from_recording(process)]
   if kept:
     return f"{path} holds a run without a single recorded step. {' '.join(kept[:3])}"
   if why := _ran_bare(path, processes):
@@ -260,3 +260,95 @@ def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
         last = programs[-1]
         return f"{last.name[:80]} ran unmodified: {last.bare[:400]}"
   return ""
+
+
+# What a recorded run lacks, in sentences.
+
+def _describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
+  """Says what is missing, what was recorded twice and what the processes report themselves.
+
+  Args:
+    run: the run.
+    step_rows: rows of the table `steps` on disk.
+    collective_rows: rows of the table `collectives` on disk.
+  """
+  problems = []
+  if not step_rows:
+    problems.append("The table 'steps' is missing or empty: no phases, gaps and delays; all busy "
+                    "time counts as compute.")
+  if not collective_rows:
+    problems.append(
+        "The table 'collectives' is missing or empty: waiting can't be separated from computing.")
+  if run.duplicates:
+    problems.append(f"{plural(run.duplicates, 'row')} repeat a step of the same rank, as after a "
+                    "restart: the last attempt counts.")
+  if run.info and not run.plan:
+    problems.append("run.json holds no plan of the step: collectives without timestamps, and what "
+                    "was chosen when it was traced, are unknown.")
+  problems += _missing_ranks(run)
+  problems += _silent_processes(run)
+  for process in run.processes:
+    problems += _losses(process)
+  open_ones = [p.process for p in run.processes if p.info.get("closed_cleanly") is False
+               and not p.info.get("stopped")]
+  if open_ones and len(open_ones) == len(run.processes):
+    problems.append("No process has closed its recording: the job still runs, or was killed.")
+  elif open_ones:
+    problems.append(f"{plural(len(open_ones), 'process', 'processes')} did not close the "
+                    f"recording, as if killed: {list_ranks(open_ones)}.")
+  return problems
+
+
+def _missing_ranks(run: Run) -> list[str]:
+  problems = []
+  present = run.attempt >= 0
+  silent = run.silent
+  unlisted = max(run.declared - run.ranks, 0)
+  if silent.size + unlisted:
+    problems.append(
+        f"{plural(silent.size + unlisted, 'rank')} of {run.ranks_in_all} recorded nothing"
+        + (f": {list_ranks(silent)}." if not unlisted else "."))
+  last = np.where(present.any(axis=1),
+                  present.shape[1] - 1 - np.argmax(present[:, ::-1], axis=1), -1)
+  early = np.flatnonzero((last >= 0) & (int(last.max()) - last > max(2, 0.02 * len(run.steps))))
+  if early.size:
+    problems.append(f"{plural(early.size, 'rank')} stopped recording before the others, after step "
+                    f"{int(run.steps[last[early].min()])}: {list_ranks(early)}. Did a process die?")
+  return problems
+
+
+def _silent_processes(run: Run) -> list[str]:
+  declared = run.info.get("processes")
+  known = {p.process for p in run.processes}
+  expected = set(range(declared)) if declared and declared <= 1 << 16 else set()
+  expected |= {int(p) for p in run.process_of_rank if p >= 0}
+  silent = expected - known
+  if not silent:
+    return []
+  unknown = "the host, the losses and the end of each are unknown"
+  if not known:
+    return ["The folder 'process' is missing or empty; it describes "
+            f"{plural(len(silent), 'process', 'processes')}: {unknown}."]
+  return [f"{plural(len(silent), 'process', 'processes')} of {len(expected | known)} left no file "
+          f"in the folder 'process', so {unknown}: {list_ranks(silent)}."]
+
+
+def _losses(process: Process) -> list[str]:
+  info, said = process.info, []
+  lost, holes = info.get("lost_rows"), info.get("holes")
+  if lost:
+    said.append(f"{_name(process)} lost {plural(lost, 'row')}"
+                + (f" in {plural(holes, 'hole')}." if holes else "."))
+  if info.get("ended_by"):
+    said.append(f"{_name(process)} was ended by {info['ended_by'].rstrip('.')}.")
+  return said + _kept_from_recording(process)
+
+
+def _kept_from_recording(process: Process) -> list[str]:
+  """Says what kept a process from recording all its steps, in its own words."""
+  stopped = process.info.get("stopped")
+  return [f"{_name(process)} stopped recording: {stopped.rstrip('.')}."] if stopped else []
+
+
+def _name(process: Process) -> str:
+  return f"Process {process.process}" + (f" ({process.host})" if process.host else "")

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
+from jaxpace.core.words import plain
 from jaxpace.files import UserError
 from jaxpace.files.folders import Folder
-from jaxpace.files.reading import UnreadableError, read_document
+from jaxpace.files.reading import UnreadableError, read_document, why_unreadable
 from jaxpace.files.schemas import ProcessFile, RunFile
 from jaxpace.runs import ring_file, schema
-from jaxpace.runs.plain_text import plain
-from jaxpace.runs.problems import why_unreadable
 from jaxpace.runs.run import Process
 from jaxpace.runs.table_reader import parse_part_name
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from jaxpace.core.words import plain
 from jaxpace.files import UserError
-from jaxpace.runs.plain_text import plain
 
 if TYPE_CHECKING:
   from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import list_ranks, plural
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.words.names import named
-from jaxpace.runs.problems import clock_name, list_ranks
 
 _GAIN = 1.0005
 """Times as fast from which on it is shown what a run would be without something."""
 _EACH = 5
 """Single ranks, and single hosts, that are shown."""
+_CLOCK_NAMES = {"marks": "native", "stream marks": "stream"}
+"""Of clocks that wrote timestamps as marks: runs keep their names."""
 
 
 def facts(document: dict[str, Any]) -> list[str]:
@@ -31,7 +32,7 @@ def facts(document: dict[str, Any]) -> list[str]:
     found.append(f"only steps {document['first_step'] if first is None else first:,} to "
                  f"{document['last_step'] if stop is None else stop - 1:,} were looked at")
   if isinstance(document["clock"], str):
-    found.append(f"{clock_name(document['clock'])} clock")
+    found.append(f"{_CLOCK_NAMES.get(document['clock'], document['clock'])} clock")
   return found
 
 

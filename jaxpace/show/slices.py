@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.runs.plain_text import plain
+from jaxpace.core.words import plain
 from jaxpace.runs.run import MISSING, Run
 
 JOB, UNKNOWN = 0, 1 << 30

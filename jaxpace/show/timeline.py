@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.core.words import plain
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.clock_alignment import Alignment, align
 from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.diagnose.step_times import busy
 from jaxpace.runs.dense import Bounds
-from jaxpace.runs.plain_text import plain
 from jaxpace.runs.run import MISSING, Run, cut
 from jaxpace.runs.step_causes import PAUSES
 from jaxpace.show.slices import (

@@ -16,13 +16,11 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import duration, plain, plural, shortened
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.live.follower import Follower
 from jaxpace.diagnose.live.look import LateRank, Numbers, Snapshot
 from jaxpace.diagnose.words.names import milliseconds
-from jaxpace.runs.plain_text import plain, shortened
-from jaxpace.runs.problems import duration
 from jaxpace.runs.run import RunError
 from jaxpace.show.console import draw_bar, make_console
 from jaxpace.show.terminal import COLOUR

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import list_ranks, plural
 from jaxpace.costs.alpha_beta import RING, TREE, coefficients, seconds
 from jaxpace.costs.fabric_file import ALGORITHMS, Level, MeasuredFabric, kind_in
 from jaxpace.diagnose.floor import running_minimum
@@ -20,7 +20,6 @@ from jaxpace.diagnose.words.codes import Sentence, Silence
 from jaxpace.diagnose.words.names import hosts_of
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.groups import groups
-from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run, RunError
 
 MIN_STEPS = 100

@@ -9,11 +9,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import duration, list_ranks, plain, plural
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.hang.alarms import FOLDER, LateProcess, read_events
-from jaxpace.runs.plain_text import plain
-from jaxpace.runs.problems import duration, list_ranks
 from jaxpace.runs.run import Process
 from jaxpace.runs.rundir import read_json
 

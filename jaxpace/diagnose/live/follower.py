@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import list_ranks, plural
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.limits import CELLS, SAMPLED
 from jaxpace.diagnose.live.alive import Alert, EventFollower, ProcessFiles, judge
@@ -22,7 +22,6 @@ from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.runs import growing as windows
 from jaxpace.runs.columns import Columns, joined
 from jaxpace.runs.growing import PartFollower
-from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
 from jaxpace.runs.rundir import RUN_FILE, read_json
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.core.words import list_ranks
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.lateness import WaitedFor, costliest_first, longer_gap, rank_change, spell
 from jaxpace.diagnose.limits import LEAST, MOST
@@ -34,7 +35,6 @@ from jaxpace.diagnose.words.names import (
   some_ranks,
 )
 from jaxpace.hosts.locality.job import WARNING, Concern, find_concerns
-from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpace.runs.problems import list_ranks
+from jaxpace.core.words import list_ranks
 from jaxpace.runs.run import Run
 
 

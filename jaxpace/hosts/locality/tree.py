@@ -6,10 +6,10 @@ What is missing, unreadable or not what it should be is None. Nothing here raise
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-from collections.abc import Iterable
+
+from jaxpace.core.words import successive
 
 
 class Tree:
@@ -96,13 +96,3 @@ def format_list(numbers: tuple[int, ...]) -> str:
   return ",".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}-{piece[-1]}"
                   for piece in successive(set(numbers)))
 
-
-def successive(numbers: Iterable[int]) -> list[list[int]]:
-  """Numbers in their order, those that follow one another together.
-
-  >>> successive([9, 0, 1, 2])
-  [[0, 1, 2], [9]]
-  """
-  pairs = enumerate(sorted(numbers))
-  return [[number for _, number in piece]
-          for _, piece in itertools.groupby(pairs, lambda pair: pair[1] - pair[0])]

@@ -8,9 +8,9 @@ import html
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxpace.core.words import plain
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.words.names import milliseconds, signed
-from jaxpace.runs.plain_text import plain
 from jaxpace.show import contents
 
 _VOID = ("br", "meta")

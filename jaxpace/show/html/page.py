@@ -15,10 +15,9 @@ import re
 from importlib import resources
 from typing import Any
 
-from jaxpace.core.words import plural
+from jaxpace.core.words import plain, plural
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.words.names import milliseconds
-from jaxpace.runs.plain_text import plain
 from jaxpace.show.html import sections
 from jaxpace.show.html.markup import (
   DocumentFigures,

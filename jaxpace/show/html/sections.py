@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxpace.core.words import list_ranks
 from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.record.ring.plan import iterations_in_words
-from jaxpace.runs.problems import list_ranks
 from jaxpace.show.contents import answer_at, facts, latest_first, might_have_been, whom
 from jaxpace.show.html.markup import (
   UNKNOWN,
