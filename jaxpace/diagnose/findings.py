@@ -34,8 +34,7 @@ from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import joined, milliseconds, named
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.tree import parse_list
-from jaxpace.runs.run import MISSING, Run
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import MISSING, PAUSES, Run
 
 
 def find(case: EvidenceInputs) -> tuple[Finding, ...]:

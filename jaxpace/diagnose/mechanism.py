@@ -15,8 +15,7 @@ from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, medians_k
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import milliseconds, name_process, percent
-from jaxpace.runs.run import MISSING, Run
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import MISSING, PAUSES, Run
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.

@@ -8,8 +8,7 @@ from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.limits import SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps, medians_known
 from jaxpace.diagnose.step_times import counted
-from jaxpace.runs.run import Run
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import PAUSES, Run
 
 ORDER = ("forward", "backward", "compute", "held", "sync", "update", "gap")
 

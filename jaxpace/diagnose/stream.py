@@ -38,8 +38,7 @@ from jaxpace.diagnose.limits import COSTLY, FEWEST, MOST, NEARLY_ALL, PART, SHOW
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.totals import lower_median
-from jaxpace.runs.run import Run
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import PAUSES, Run
 
 # What the stream of alarms looks at: each rank's lateness, and the job's own signals.
 

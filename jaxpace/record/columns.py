@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.core.observed import Decisions
 from jaxpace.record.ring.plan import StepPlan
-from jaxpace.runs.step_causes import HOST_CAUSES
+from jaxpace.runs.run import HOST_CAUSES
 
 Columns = dict[str, np.ndarray]
 """Columns of one table, all of one length. A masked entry of a masked array, or an absent column,

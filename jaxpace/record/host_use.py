@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.columns import DeviceSteps, Sample
-from jaxpace.runs.step_causes import ASKED, HOST_CAUSES
+from jaxpace.runs.run import ASKED, HOST_CAUSES
 
 _PLACES = {cause.name: place for place, cause in enumerate(HOST_CAUSES)}
 _UNKNOWN_NS = -1

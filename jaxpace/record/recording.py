@@ -34,7 +34,7 @@ from jaxpace.record.ring.intake import StepTables
 from jaxpace.record.signals import in_main_thread
 from jaxpace.record.writer import Writer, explain
 from jaxpace.runs import rundir
-from jaxpace.runs.step_causes import ASKED
+from jaxpace.runs.run import ASKED
 
 _LOG = logging.getLogger("jaxpace")
 _AGAIN = re.compile(r"([^:]{1,80}: )\1+")

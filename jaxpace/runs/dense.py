@@ -16,6 +16,7 @@ from jaxpace.runs import schema
 from jaxpace.runs.collectives import Chosen, name_collectives
 from jaxpace.runs.columns import KEYS, Axis, Cells
 from jaxpace.runs.run import (
+  HOST_CAUSES,
   MISSING,
   HeldTimes,
   HostCauses,
@@ -25,7 +26,6 @@ from jaxpace.runs.run import (
   Run,
   RunError,
 )
-from jaxpace.runs.step_causes import HOST_CAUSES
 from jaxpace.runs.table_reader import Rows, TableFiles, open_table
 
 HOST_COLUMNS = tuple(field.name for field in schema.HOSTS

@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxpace.runs import dense, table_reader
 from jaxpace.runs.columns import KEYS, Axis, Columns
-from jaxpace.runs.run import MISSING, Process, Run
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import MISSING, PAUSES, Process, Run
 from jaxpace.runs.table_reader import Part, Rows, TableFiles
 
 

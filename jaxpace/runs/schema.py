@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from jaxpace.runs.step_causes import HOST_CAUSES
+from jaxpace.runs.run import HOST_CAUSES
 
 SCHEMA_VERSION = 1
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.record.columns import Columns
-from jaxpace.runs.step_causes import TIMES
+from jaxpace.runs.run import TIMES
 
 MOST_RANKS, MOST_PHASES, MOST_COLLECTIVES, MOST_DECISIONS = 64, 16, 32, 32
 """Label values that a process exports of each kind; what comes beyond them is added up under

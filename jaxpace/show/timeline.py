@@ -14,8 +14,7 @@ from jaxpace.diagnose.clock_alignment import Alignment, align
 from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.diagnose.step_times import busy
 from jaxpace.runs.dense import Bounds
-from jaxpace.runs.run import MISSING, Run, cut
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import MISSING, PAUSES, Run, cut
 from jaxpace.show.slices import (
   JOB,
   UNKNOWN,

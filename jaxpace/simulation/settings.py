@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.core.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.core.types import Pacer
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import PAUSES
 from jaxpace.simulation import noise as noises
 from jaxpace.simulation import schedules
 from jaxpace.simulation.fabric import Fabric

@@ -16,7 +16,7 @@ from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Sentence, Silence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hang import describe
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import PAUSES
 from tests.diagnose.synthetic import run_of
 from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_runs import SyntheticJob

@@ -8,8 +8,7 @@ import pytest
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.runs.run import HostCauses
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import PAUSES, HostCauses
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
 

@@ -11,7 +11,7 @@ from jaxpace.core.plan import Plan, Timestamp
 from jaxpace.core.ring_layout import DELAY_VALUE, STEP_VALUE, timestamp_tags
 from jaxpace.record import columns
 from jaxpace.record.ring.executions import Executions
-from jaxpace.runs.step_causes import HOST_CAUSES
+from jaxpace.runs.run import HOST_CAUSES
 from tests.record import fake_step as fake
 from tests.record.ring.replayed import Replayed, rows_of
 

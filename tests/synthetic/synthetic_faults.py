@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import PAUSES
 
 KINDS = ("compute", "gap", "pause", "rotating", "jitter", "contention")
 MECHANISMS = ("work", "preempted", "stopped", *PAUSES, "none")

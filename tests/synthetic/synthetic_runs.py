@@ -18,7 +18,7 @@ import numpy as np
 from jaxpace.record.columns import Columns, whose
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import rundir, schema
-from jaxpace.runs.step_causes import PAUSES
+from jaxpace.runs.run import PAUSES
 from tests.synthetic.synthetic_faults import Extra, Fault, strike
 
 
