@@ -97,7 +97,6 @@ def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience:
   Args:
     step_time: [] float32 s, of the job, delay included, `LAG` steps old; NaN unknown.
     period: [] float32 s, typical.
-    state: before.
     patience: tests after which what has shown no gain is off.
     retry: decisions for which it is off the first time after a gain.
     level: chance of ever deciding falsely.
@@ -143,11 +142,9 @@ def trigger(wanted: jax.Array, awake: jax.Array, base: jax.Array, draw: jax.Arra
   """Says whether a shift that is wanted is asked for, and begins a test where there is none.
 
   Args:
-    wanted: [] bool.
     awake: [] bool, whether the last shift was a short while ago, so that this one only corrects it.
     base: [] float32 s, the newest step time without own delay.
     draw: [] float32, uniform in [0, 1), of this decision.
-    state: after `advance`.
 
   Returns:
     Whether to act, [] bool; whether this is the trigger of a test, [] bool; and the state.

@@ -45,13 +45,7 @@ class PaceState(NamedTuple):
 
 
 def fresh(ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
-  """Makes the first device's state before its first step, as numpy arrays.
-
-  Args:
-    ranks: ranks along the data axis.
-    slots: collectives that have a slot.
-    pacer: whose state it will carry, or None.
-  """
+  """Makes the first device's state before its first step, as numpy arrays."""
   unknown = np.full((ranks,), np.nan, np.float32)
   holds = pacer is not None and pacer.hold is not None
   # Not jax.Arrays yet, as the fields are in a step: `Instrumented.init` makes those, over its
@@ -92,7 +86,6 @@ def laid_out_like(leaf: jax.Array, value: np.ndarray) -> jax.Array:
   that.
 
   Args:
-    leaf: an array of the pace state.
     value: of its shape and dtype, whole and the same in every process.
   """
   if not leaf.committed:  # as `init` makes them for pmap: on no device in particular

@@ -94,11 +94,6 @@ def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.A
 def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision, Any]:
   """Asks a pacer, and makes plain float32 scalars of its answer.
 
-  Args:
-    pacer: whose `update` is called.
-    observation: of the step that is done.
-    state: the pacer's, as `init` or the last `update` made it.
-
   Returns:
     The decision, its columns sorted by name, and the state after.
 
@@ -122,11 +117,6 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
 def decide_counts(balancer: Balancer, observation: Observation, state: Any
                   ) -> tuple[jax.Array, Any]:
   """Asks a balancer, and checks the form of its answer.
-
-  Args:
-    balancer: whose `update` is called.
-    observation: of a step, with its counts.
-    state: the balancer's.
 
   Returns:
     [R] int32 counts, whatever they are, -1 for what is no whole number; and the state after.
@@ -167,7 +157,6 @@ def listened(moment: Moment, asked: Hold, heard: jax.Array, reported: jax.Array 
   """Makes the moment after a pacer's `hold` was followed, and it was listened.
 
   Args:
-    moment: at which it was asked.
     asked: as `hold_back` returned it.
     heard: [] float32 s, what listening took; NaN where that isn't known.
     reported: [] float32 s, what else it took, which counts too but means nothing.
@@ -183,9 +172,6 @@ def hold_back(pacer: Pacer, moment: Moment, state: Any, max_hold: float) -> tupl
   """Asks a pacer how long to hold a collective back, within bounds.
 
   Args:
-    pacer: one that has a `hold`.
-    moment: before the collective.
-    state: the pacer's.
     max_hold: s, all that is asked for and listened in one step is at most this, but for what the
       last time of listening takes.
 
@@ -227,7 +213,6 @@ def until_sent(pacer: Pacer, moment: Moment, state: Any, max_hold: float, allowe
   Args:
     pacer: one that has a `hold`.
     moment: as `before_collective` makes it.
-    state: the pacer's.
     max_hold: as in `hold_back`.
     allowed: [] bool, whether its answers are followed; where they aren't it was not asked, and its
       state stays.

@@ -89,8 +89,6 @@ def pack(tree: Any, layout: Layout | None = None, lead: tuple[int, ...] = (),
   Array(7, dtype=int32)
 
   Args:
-    tree: to be packed.
-    layout: its own, where that is known.
     lead: lengths of the axes in front, which stay in front.
     xp: `jax.numpy`, or `numpy` on the host.
   """

@@ -40,13 +40,11 @@ def measure(kind: str, group: Group, sizes: Sequence[int], repeats: int,
   the level exchanges at once.
 
   Args:
-    kind: one of `jaxpace.costs.fabric_file.KINDS`.
     group: the level.
     sizes: bytes of the whole vector; of a shift, of a rank's part. Rounded up to what divides among
       the ranks.
     repeats: samples per size.
     devices: the devices, at the positions that `group` names.
-    progress: called with the sizes done and their number.
   """
   layout = np.array([[devices[i] for i in members] for members in group.members])
   mesh = Mesh(layout, ("group", "rank"))
@@ -264,7 +262,6 @@ def to_json(levels: Sequence[tuple[Group, Mapping[str, tuple[Cost, Sequence[Timi
   Args:
     levels: what was fitted and measured, by level and kind.
     facts: of the job: versions, devices, processes, hosts.
-    notes: sentences.
   """
   return {"schema": SCHEMA, "kind": "jaxpace bench", **facts, "levels": [
       {"level": group.level, "ranks": group.ranks, "measured": len(group.members[0]),

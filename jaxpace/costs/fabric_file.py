@@ -171,10 +171,8 @@ def quiet_seconds(fabric: MeasuredFabric, kind: str, size: int, ranks: int) -> f
   logarithmic scales; else from α and β.
 
   Args:
-    fabric: measured or described.
     kind: one of `KINDS`.
     size: bytes.
-    ranks: ranks of the job.
   """
   level = fabric.level(ranks)
   cost = level.costs.get(kind) if level else None

@@ -59,27 +59,15 @@ class Folder:
       self._enter(name)
 
   def open(self, name: str, flags: int) -> int:
-    """Opens a file, without following links and without waiting; returns its descriptor.
-
-    Raises:
-      OSError: it can't be opened.
-    """
+    """Opens a file, without following links and without waiting; returns its descriptor."""
     return os.open(name, flags | _CAREFULLY, 0o666, dir_fd=self._descriptor)
 
   def stat(self, name: str) -> os.stat_result:
-    """Returns what stands under a name; of a link, the link.
-
-    Raises:
-      OSError: nothing does, or it is unknown.
-    """
+    """Returns what stands under a name; of a link, the link."""
     return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
   def names(self) -> list[str]:
-    """Returns what there is in the folder, sorted.
-
-    Raises:
-      OSError: it can't be listed.
-    """
+    """Returns what there is in the folder, sorted."""
     listed = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
     try:
       return sorted(os.listdir(listed))
@@ -87,19 +75,11 @@ class Folder:
       os.close(listed)
 
   def rename(self, name: str, new: str, to: Folder | None = None) -> None:
-    """Gives a file another name, in this folder or another; what has that name is replaced.
-
-    Raises:
-      OSError: it can't be done.
-    """
+    """Gives a file another name, in this folder or another; what has that name is replaced."""
     os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=(to or self)._descriptor)
 
   def unlink(self, name: str) -> None:
-    """Removes a file, if there is one.
-
-    Raises:
-      OSError: it can't be removed.
-    """
+    """Removes a file, if there is one."""
     with contextlib.suppress(FileNotFoundError):
       os.unlink(name, dir_fd=self._descriptor)
 
@@ -131,21 +111,13 @@ class Folder:
       raise
 
   def write_text(self, name: str, text: str, *, fsync: bool = False) -> None:
-    """Replaces a text file.
-
-    Raises:
-      OSError: it can't be written.
-    """
+    """Replaces a text file."""
     with self.replacing(name, fsync=fsync) as file:
       file.write(text.encode("utf-8"))
 
   def try_out(self, name: str) -> int:
     """Finds out whether a file could be made beside `name`, and returns the number of the user whom
-    it would belong to; nothing is left.
-
-    Raises:
-      OSError: it can't be.
-    """
+    it would belong to; nothing is left."""
     file, written = self._new(name)
     with file:
       owner = os.fstat(file.fileno()).st_uid
@@ -196,11 +168,7 @@ class Folder:
         f"{path} is made anew by somebody as soon as it is removed. Use a directory of your own.")
 
   def append(self, name: str, text: str, *, fsync: bool = False) -> None:
-    """Appends to a file of one's own, in one write.
-
-    Raises:
-      OSError: it can't be written.
-    """
+    """Appends to a file of one's own, in one write."""
     descriptor = self.open_own(name, os.O_WRONLY | os.O_APPEND)
     try:
       os.write(descriptor, text.encode("utf-8"))
@@ -262,9 +230,6 @@ def writing_named(target: str | os.PathLike[str]) -> Iterator[BinaryIO]:
   A link stays a link: the file that it leads to is replaced. A device or a pipe is written to as it
   stands: root could put a file in the place of `/dev/null`, and every program of the machine would
   then read from it.
-
-  Raises:
-    OSError: it can't be written.
   """
   path = pathlib.Path(os.path.realpath(target))
   if is_special(path):

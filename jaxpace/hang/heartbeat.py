@@ -72,7 +72,6 @@ class Membership:
     Args:
       heartbeats: all of them; a process heard before that is not among them has left, as has one
         that says so.
-      now: seconds.
     """
     for heartbeat in heartbeats:
       known, _ = self._known.get(heartbeat.process, (None, 0.0))
@@ -103,7 +102,6 @@ class StoreThread:
 
     Args:
       name: the keys' directory, the same in every process.
-      process: this process's index.
       stale: directory of an earlier watchdog, from which this process's last heartbeat may go.
     """
     self._name, self._process, self._stale = name, process, stale

@@ -85,12 +85,9 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
   """Tells where a rank is by what its ring holds.
 
   Args:
-    rank: its number.
-    process: its process.
     tag: [n] uint32, events in the order they were written, with the program's number.
     ns: [n] int64, their times.
     keys: keys of the process's programs by their number, see `Programs.add`.
-    programs: all programs.
     now_ns: when its process last lived, of the same clock; None where not known.
   """
   timed = ((tag & _MASK) < VALUES) | ((tag & _MASK) == NUMBER)
@@ -255,9 +252,6 @@ def from_text(text: str, process: int, host: str, programs: ProgramsByKey,
   """Reads `to_text`; what can't be read, or is of programs that are not known here, is left out.
 
   Args:
-    text: what `to_text` wrote.
-    process: whose positions they are.
-    host: its name.
     programs: those known here.
     silence: seconds since it was written.
   """

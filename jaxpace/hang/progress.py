@@ -25,7 +25,6 @@ def of_thread(identity: int, characters: int) -> str:
   calls.
 
   Args:
-    identity: of the thread, as `threading.get_ident` gives it.
     characters: longest text to return.
   """
   frame = sys._current_frames().get(identity)

@@ -69,8 +69,6 @@ def of_ring(ranks: np.ndarray, heads: np.ndarray, events: np.ndarray, process: i
     ranks: [buffers] int32, less than 0 for none.
     heads: [buffers] uint64, which may grow.
     events: [buffers, capacity] `ring_layout.EVENT`.
-    process: index of the process.
-    plan: its programs.
     programs: gets them.
     alive_ns: when the process last said that it lives, 0 where it hasn't; None: it is this one.
   """

@@ -57,9 +57,7 @@ def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence:
 
   Args:
     last_heartbeats: by process, this process's own included.
-    processes: number of processes of the job.
     silence: seconds without a new heartbeat after which a process counts as silent.
-    own: this process.
     waited: seconds since a step last completed here.
   """
   # No step has completed that one of those heard of now has not called, whatever the others take
@@ -93,7 +91,6 @@ def without_service(last_heartbeats: Mapping[int, LastHeartbeat], own: LastHeart
 
   Args:
     last_heartbeats: those heard before, by process.
-    own: this process's.
     waited: seconds since a step last completed here.
   """
   inside = own.heartbeat.entered > own.heartbeat.completed
@@ -134,8 +131,6 @@ def find_in_step(programs: Sequence[ObservedProgram], process: int,
 
   Args:
     programs: what this process runs; () where nothing is observed, and nothing is described.
-    process: this process.
-    heard: the processes' last heartbeats.
     directory: run directory, for the rings of those that sent nothing of their timestamps; None
       where there is none.
   """

@@ -73,7 +73,6 @@ def unfinished(positions: Mapping[int, Position], programs: ProgramsByKey) -> tu
 
   Args:
     positions: where each rank is, by rank; a rank that is not in it is unknown.
-    programs: what they run.
   """
   found: set[GroupRun] = set()
   for rank, where in positions.items():

@@ -72,16 +72,7 @@ class Holding:
 
   def __init__(self, clock: Clock, pacer: Pacer, max_hold: float, one: PaceState,
                axis: tuple[str, ...], events: Event):
-    """Begins.
-
-    Args:
-      clock: to time with.
-      pacer: one that has a `hold`.
-      max_hold: seconds per step.
-      one: one rank's state.
-      axis: the data axis, over which it is listened.
-      events: of the step.
-    """
+    """Begins."""
     packed = checks.packed_pacer(one)
     assert packed is not None and not isinstance(one.alike, tuple), "made for such a pacer"
     self._clock, self._pacer, self._max_hold, self._step = clock, pacer, max_hold, one.step
@@ -228,13 +219,7 @@ def agree(digests: jax.Array) -> jax.Array:
 
 
 def notices(wanted: bool, slots: int, holding: Holding | None) -> tuple[str, ...]:
-  """Says of which collectives a pacer that holds back is not asked.
-
-  Args:
-    wanted: whether the pacer holds back.
-    slots: of the step's collectives.
-    holding: who was asked before its collectives.
-  """
+  """Says of which collectives a pacer that holds back is not asked."""
   if not wanted:
     return ()
   if holding is None or not holding.held:

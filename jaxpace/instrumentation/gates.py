@@ -60,10 +60,6 @@ def cover(program: Program, segment: Sequence[int]) -> tuple[list[int], bool]:
   """Chooses the values to gate so that no significant equation of a segment starts before a
   timestamp.
 
-  Args:
-    program: the flat step.
-    segment: indices of the segment's equations, in order.
-
   Returns:
     The values to gate within this segment, the smallest that do, and whether they hold back every
     major equation; a cast of parameters here and there may start early.
@@ -191,7 +187,6 @@ def operands(program: Program, bucket: Sequence[int], behind: Mapping[int, int])
   element may be computed anew, but from what is done.
 
   Args:
-    program: the flat step.
     bucket: indices of its collectives, in the order in which XLA meets them.
     behind: by value, the significant equations behind it, from `dependencies`.
   """
@@ -226,7 +221,6 @@ def latest(program: Program, found: Sequence[int], behind: Mapping[int, int]) ->
   all the others' results can't be moved.
 
   Args:
-    program: the flat step.
     found: the results, from `results`.
     behind: by value, the collectives behind it, from `dependencies`.
   """

@@ -59,16 +59,7 @@ def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
 
 def chosen(wanted: Share, carrier: Carrier | None, clock: Clock, pacer: Pacer | None,
            axis: tuple[str, ...], platform: str) -> tuple[Carrier | None, str]:
-  """Chooses the all-reduce that carries, or none, and says why in a few words.
-
-  Args:
-    wanted: what the user asked for.
-    carrier: the step's, that could.
-    clock: what timestamps are taken with.
-    pacer: the step's.
-    axis: the data axis.
-    platform: of the devices.
-  """
+  """Chooses the all-reduce that carries, or none, and says why in a few words."""
   if not wanted:
     return None, "not shared: share=None"
   why = refusal(carrier, axis)
@@ -130,9 +121,6 @@ def unpack(total: jax.Array, ranks: int, dtype: str, collectives: int, slots: in
   """Reads the sum of the ranks' operands.
 
   Args:
-    total: the sum.
-    ranks: as in `operand`.
-    dtype: as in `operand`.
     collectives: of the step that have a slot.
     slots: of the pace state.
     digested: whether the operands hold digests.

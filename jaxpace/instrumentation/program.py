@@ -317,7 +317,6 @@ def flatten(closed: Any, axis: Sequence[str]) -> Program:
 
   Args:
     closed: the step's closed jaxpr, from `jax.make_jaxpr`.
-    axis: names of the data axes.
 
   Returns:
     The flat program; evaluating its equations in order computes what `closed` computes.

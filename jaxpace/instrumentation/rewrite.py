@@ -46,18 +46,13 @@ class Evaluation:
     """Prepares.
 
     Args:
-      script: from `write_script`.
-      clock: to timestamp with.
-      one: the rank's state before the step.
       index: int32 [], this rank's index along the axis.
-      pacer: whom to ask after the step, or None.
       delay_limit: s; None: the step has no delay operation.
       carrier: the all-reduce that the ranks' arrivals ride in; None: not shared.
       mapped: whether under pmap, which gives every output one more axis when the step is over.
       automatic: whether some mesh axes are the compiler's: it would gather a whole operand of a
         timestamp over them.
       holding: who is asked before collectives; None: nobody.
-      events: where timestamps go beside.
     """
     self.script, self.clock, self.one, self.pacer = script, clock, one, pacer
     self.index, self.ranks, self.slots = index, one.arrivals.shape[0], one.transfers.shape[0]

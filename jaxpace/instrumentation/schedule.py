@@ -79,7 +79,6 @@ def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
   meanwhile: most of them may be over before.
 
   Args:
-    program: the flat step.
     collectives: indices of the equations of one bucket.
 
   Returns:
@@ -121,7 +120,6 @@ def stages(program: Program, most_segments: int) -> list[Stage]:
   """Orders the program: one stage for each bucket of collectives, and a last one.
 
   Args:
-    program: the flat step.
     most_segments: if the whole program has more segments than this (an unrolled accumulation loop,
       say), those of each stage that has several are merged into one of phase "compute"; a stage of
       one segment keeps its phase.

@@ -39,8 +39,6 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   """Decides where the timestamps go.
 
   Args:
-    program: the flat step.
-    axis: names of the data axes.
     slots: most buckets of collectives that get timestamps; the smallest are left out.
     delayed: whether a pacer may ask for a delay, so that the step's beginning has a `delay` mark.
     phases_apart: whether there are timestamps between the phases, too, and not at the collectives

@@ -140,7 +140,6 @@ def restored(state: Any, fresh: Callable[[int], tuple[ShareState, Any]],
   or one whose numbers are damaged the step alone, with a notice.
 
   Args:
-    state: what the checkpoint gave back.
     fresh: from a step, where it begins anew there; and the balancer's state, as a tree.
     sound: whether counts can be.
 

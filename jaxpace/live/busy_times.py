@@ -102,10 +102,6 @@ class BusyTimes:
 def busy_seconds(ran: Executions, collectives: Sequence[Any]) -> np.ndarray:
   """Returns how long executions took, less the time that they waited in collectives.
 
-  Args:
-    ran: n executions of a program on one device.
-    collectives: the program's.
-
   Returns:
     [n] float64 s.
   """

@@ -215,20 +215,12 @@ class _Note(msgspec.Struct):
 
 
 def write(path: pathlib.Path, request: ControlRequest) -> None:
-  """Replaces the file as a whole: the job reads the old one or the new one, never half of one.
-
-  Raises:
-    OSError: it can't be written.
-  """
+  """Replaces the file as a whole: the job reads the old one or the new one, never half of one."""
   Folder(path.parent).write_text(path.name, json.dumps(request.to_json(), indent=1) + "\n")
 
 
 def note(path: pathlib.Path, step: int, unix_ns: int, request: ControlRequest) -> None:
-  """Appends to the note beside the control file what applies from which step on.
-
-  Raises:
-    OSError: it can't be written.
-  """
+  """Appends to the note beside the control file what applies from which step on."""
   line = msgspec.json.encode(_Note(step, unix_ns, request.to_json()))
   Folder(path.parent).append(APPLIED, line.decode() + "\n")
 
@@ -254,7 +246,6 @@ class ControlFileFollower:
     """Begins to follow the file.
 
     Args:
-      path: the file.
       ranks: along the data axis; requests are checked against them.
       every_seconds: from one look to the next.
     """

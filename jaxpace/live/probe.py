@@ -126,11 +126,9 @@ def measure(here: _Ends, size: int, repeats: int, seconds: float,
   """Times every ordered pair. Every process of the job calls it, at the same point between steps.
 
   Args:
-    here: the ends, at least 2.
     size: bytes of a message.
     repeats: messages per pair, after a first that does not count.
     seconds: no round begins later than this; all processes decide it alike.
-    progress: called with the rounds done and the rounds there are.
 
   Returns:
     [2, n, n] float64 s from row to column, the quickest and the median; NaN where not measured.

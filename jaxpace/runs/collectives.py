@@ -123,8 +123,6 @@ def name_collectives(info: dict[str, Any], cells: Cells, table: TableFiles | Row
   """Collectives in the order in which a step goes through them.
 
   Args:
-    info: `run.json`.
-    cells: their rows.
     table: where these come from, with name and bytes of slots of which the plan does not say them.
     by_exit: whether the order is that of their exits, not of their entries. Of an observed step one
       may stay open while the device computes and goes through others: it is waited for after these,
@@ -177,12 +175,6 @@ class Chosen(NamedTuple):
 def choose(info: dict[str, Any], table: TableFiles, axis: Axis,
            ranks: int) -> Chosen | None:
   """Finds out which steps and collectives are laid out.
-
-  Args:
-    info: `run.json`.
-    table: `collectives`.
-    axis: all steps of the run.
-    ranks: R.
 
   Returns:
     The choice; None where the run is not an observed one, or none of its collectives were written.

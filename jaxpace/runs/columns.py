@@ -254,11 +254,6 @@ class Cells:
   def _counting(self, attempts: np.ndarray, cells: np.ndarray, sound: np.ndarray
                 ) -> tuple[np.ndarray | slice, np.ndarray]:
     """Enters the attempts of rows; returns which of them count and the flat places of their cells.
-
-    Args:
-      attempts: [n] of the rows.
-      cells: [n] flat places of their cells.
-      sound: [n] bool, which have one.
     """
     rows: np.ndarray | slice = slice(None) if sound.all() else np.flatnonzero(sound)
     attempts, cells = attempts[rows], cells[rows]

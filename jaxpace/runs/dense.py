@@ -56,17 +56,8 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
   """Builds a run of the rows of its tables.
 
   Args:
-    path: run directory.
-    info: `run.json`.
-    processes: as they described themselves.
-    steps: the table `steps`.
-    collectives: the table `collectives`.
-    axis: the steps wanted.
-    ranks: R.
     declared: ranks that the run has by its own word.
-    window: as it was asked for.
     chosen: which steps have their collectives laid out; None: all have.
-    progress: called now and then with rows read and rows in all.
 
   Returns:
     The run over all these steps, without what else lies in its directory; where steps were chosen,
@@ -143,10 +134,7 @@ def count_ranks(path: pathlib.Path, tables: Sequence[TableFiles], declared: int,
   are left out.
 
   Args:
-    path: run directory, for the error.
     tables: what holds rows.
-    declared: ranks that the run says it has.
-    axis: the steps.
     problems: a sentence is added to it.
 
   Raises:
@@ -192,8 +180,6 @@ def _read_few(table: Table, axis: Axis, attempt: np.ndarray, process_of_rank: np
   own columns are many, the report needs few, and all ranks of a process have its causes.
 
   Args:
-    table: the `steps` table.
-    axis: the step numbers wanted.
     attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
     process_of_rank: [R] int32, -1 where no row says.
 
@@ -242,9 +228,7 @@ def read_listening(path: pathlib.Path, run: str | None, axis: Axis, attempt: np.
   """Reads what was heard in a run's steps; None where nobody listened.
 
   Args:
-    path: run directory.
     run: id of the run; None takes every run's.
-    axis: the step numbers wanted.
     attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded; only the
       newest one's readings count.
     problems: sentences about what was left out are added to it.
@@ -285,7 +269,6 @@ def read_host_samples(path: pathlib.Path, run: str | None, problems: list[str]
   """Reads all samples of a run; None where nothing was sampled.
 
   Args:
-    path: run directory.
     run: id of the run; None takes every run's.
     problems: sentences about what was left out are added to it.
 

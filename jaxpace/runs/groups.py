@@ -44,8 +44,6 @@ def read_groups(info: dict[str, Any], entry: dict[str, Any], ranks: int,
     entry: what its plan says of the collective: `axis`; `groups`, lists of ranks, where they are
       not those along the axis; by their index along it, `index_groups` of those that do and, of a
       point-to-point transfer, `pairs` of source and target; or these by rank, as `rank_pairs`.
-    ranks: R, recorded ranks.
-    point_to_point: whether it is one.
 
   Returns:
     Who meets; None where all ranks do, or nothing is known of it.
@@ -108,10 +106,6 @@ _MOST = 1 << 20
 def groups(info: dict[str, Any], ranks: int) -> np.ndarray | None:
   """Lays the recorded ranks (devices of the mesh, in its order) out by data axis.
 
-  Args:
-    info: `run.json`.
-    ranks: recorded ranks.
-
   Returns:
     [groups, R] int64: in each row the devices along the data axis, by their index along it; rows
     differ in the place along the mesh's other axes. None where `run.json` does not tell.
@@ -127,7 +121,6 @@ def laid_out(info: dict[str, Any], axis: Sequence[str] | str | None = None) -> n
   """Lays all devices of the mesh out by some of its axes.
 
   Args:
-    info: `run.json`.
     axis: names of the axes, or these with commas between them; by default those in the run's
       settings.
 

@@ -29,8 +29,6 @@ class PartFollower:
     """Reads nothing yet.
 
     Args:
-      folder: the table's folder; it may be missing.
-      table: its name.
       run: run id; None takes that of most parts.
     """
     self._folder, self._table, self._run = folder, table, run
@@ -196,8 +194,6 @@ class Window:
     the whole step.
 
     Args:
-      data: the rows.
-      now: seconds, monotonic.
       leads: whether they say how far a rank is: those of `steps` only where no collectives are
         recorded.
 
@@ -232,15 +228,7 @@ class Window:
   def run(self, first: int, last: int, path: pathlib.Path, info: dict[str, Any],
           processes: tuple[Process, ...]) -> Run:
     """Builds the run of the steps `first` to `last`, and the one before them, from whose exits the
-    first one is measured.
-
-    Args:
-      first: first step wanted.
-      last: last step wanted, as far as it is kept.
-      path: run directory.
-      info: `run.json`.
-      processes: as they described themselves.
-    """
+    first one is measured."""
     low = max(first - 1, self.low)
     axis = Axis(np.arange(low, max(min(last, self.high), low) + 1, dtype=np.int64))
     # Where the attempt's beginning is in it, its warm-up counts as such.

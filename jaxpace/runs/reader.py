@@ -265,13 +265,7 @@ def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
 # What a recorded run lacks, in sentences.
 
 def _describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
-  """Says what is missing, what was recorded twice and what the processes report themselves.
-
-  Args:
-    run: the run.
-    step_rows: rows of the table `steps` on disk.
-    collective_rows: rows of the table `collectives` on disk.
-  """
+  """Says what is missing, what was recorded twice and what the processes report themselves."""
   problems = []
   if not step_rows:
     problems.append("The table 'steps' is missing or empty: no phases, gaps and delays; all busy "

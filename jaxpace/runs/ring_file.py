@@ -161,13 +161,6 @@ def write_plan(directory: pathlib.Path | Folder, process: int, run: str, attempt
 
   Args:
     directory: run directory, which must be there; or its folder `FOLDER`, held open.
-    process: index of this process.
-    run: id of the run.
-    attempt: attempt of the run.
-    plan: the programs so far.
-
-  Raises:
-    OSError: it can't be written.
   """
   document = {"run": run, "attempt": attempt, "process": process, "plan": plan.to_json()}
   folder = directory if isinstance(directory, Folder) else Folder(directory, FOLDER)

@@ -60,9 +60,6 @@ def write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
   Args:
     path: file to write; its folder is made if it is missing.
     value: plain lists, dicts and scalars; anything else is written as its `str`.
-
-  Raises:
-    OSError: it can't be written.
   """
   if _PROCESS_FILE.match(path.name):
     folder = Folder(path.parent.parent, path.parent.name)
@@ -129,7 +126,6 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
     directory: run directory; made if it is missing.
     resume: whether to go on with the run that is there, as its next attempt; not with one whose id
       is none that files can be named after.
-    now_unix_ns: wall-clock time, ns since 1970.
 
   Raises:
     ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
@@ -149,8 +145,6 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
   """Moves the files of every run but `current` to `.previous/<run>/`.
 
   Args:
-    directory: run directory.
-    current: id of the run that stays.
     process: move only this process's files (its directory may be on a disk of its own host); None
       for all.
 
@@ -209,7 +203,6 @@ def read_processes(directory: pathlib.Path, run: str | None, problems: list[str]
   """Reads `process/*.json` of a run.
 
   Args:
-    directory: run directory.
     run: id of the run; files of other runs are left out. None takes all.
     problems: gets a sentence for each file that is left out, or parts of it.
   """
@@ -247,9 +240,6 @@ class DirectoryLock:
   @staticmethod
   def take(directory: pathlib.Path) -> DirectoryLock:
     """Locks a directory.
-
-    Args:
-      directory: run directory; it must exist.
 
     Raises:
       ForeignDirectoryError: another recorder, in this process or another, has it.

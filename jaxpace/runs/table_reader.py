@@ -55,8 +55,6 @@ class TableFiles:
     """Reads the footers of its parts; of a torn part, the leftovers inside it are taken instead.
 
     Args:
-      name: the table's.
-      parts: in their order.
       problems: what was wrong with the folder, in sentences.
     """
     self.name = name
@@ -336,8 +334,6 @@ def open_table(directory: pathlib.Path, name: str, run: str | None) -> TableFile
   """Opens a table; leftovers of a merge hang on the part that holds them.
 
   Args:
-    directory: run directory.
-    name: of the table, whose folder may be missing.
     run: run id; None takes the parts of every run.
 
   Raises:

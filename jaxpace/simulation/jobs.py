@@ -70,12 +70,9 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
   """Prepares jobs that share a fabric.
 
   Args:
-    shapes: of each job.
-    pacers: of each job, or None for a job that has none.
     buckets: collectives a step of each job.
     steps: kept of each job; the run ends once all that have not left have done so many.
     max_delay: s, the limit of `jaxpace.instrument`.
-    by_rank: keep every rank's times rather than means over ranks.
 
   Raises:
     ValueError: the lists differ in length, or as for `jaxpace.simulation.job.simulation`.

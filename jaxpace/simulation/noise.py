@@ -230,11 +230,8 @@ def sample(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tupl
   """Adds up what all components do in one step.
 
   Args:
-    noise: components.
-    key: of the run; the step's own is made from it.
     step: [] int32.
     states: as `init` or the last `sample` left them.
-    ranks: R.
     causes: of each component, or empty; static. "" has none.
     together: neighbouring ranks that pauses with a cause strike together, those of a process;
       static, divides R.

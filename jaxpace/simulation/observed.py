@@ -54,7 +54,6 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
   did know it.
 
   Args:
-    run: the recorded run, with at least one timestamped collective.
     ranks: recorded ranks along the data axis, by their index along it.
     slots: slots of the waits; a collective whose slot is beyond is left out.
     part: slice of the step axis.
@@ -188,9 +187,6 @@ def on_record(run: Run, ranks: np.ndarray, slots: int, part: slice, places: int)
   held back counts, from an attempt's second step on.
 
   Args:
-    run: the recorded run.
-    ranks: recorded ranks along the data axis, by their index along it.
-    slots: S.
     part: slice of the step axis.
     places: P.
   """

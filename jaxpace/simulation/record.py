@@ -41,8 +41,6 @@ def place(fabric: Fabric, process: int, ranks: Sequence[int]) -> Locality:
   """Where a process runs.
 
   Args:
-    fabric: simulated.
-    process: its number in the job.
     ranks: of the fabric that are its own, all of one node.
   """
   node = ranks[0] // fabric.per_node
@@ -120,9 +118,6 @@ class RunWriter:
     run left in the directory is moved to `.previous`, as a live recorder does.
 
     Args:
-      directory: of the run.
-      job: what is simulated.
-      scenario: of the job.
       config: what both were read from.
 
     Raises:
@@ -163,7 +158,6 @@ class RunWriter:
 
     Args:
       steps: as a simulation with `by_rank` returns them.
-      progress: called with the processes written and their number.
     """
     steps = cast(Steps, jax.tree.map(np.asarray, steps))
     count = int(np.isfinite(steps.step_time).sum())

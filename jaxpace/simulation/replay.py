@@ -256,7 +256,6 @@ def summarise(replayed: Replayed, counted: np.ndarray, as_recorded: bool = False
   """Adds a replay up over the steps whose every rank is known, without the warm-up.
 
   Args:
-    replayed: what `replay` returned.
     counted: [K] bool, the steps that count, as far as they are known.
     as_recorded: whether the pacer was shown what was observed, so that its answers can be compared
       with those recorded.

@@ -32,8 +32,6 @@ def survive(step_times: np.ndarray, failures: Failures, seed: int
 
   Args:
     step_times: [K] s.
-    failures: rate, interval, costs.
-    seed: of the failures.
 
   Returns:
     Seconds that the run takes, `elapsed`, and what of it are steps that lasted, checkpoints that
@@ -217,12 +215,7 @@ class Adding:
     """Returns the job in figures, of all parts so far, seconds: of a step its mean, median and 99th
     percentile, what it would take alone without noise and pacing, means of its transfers in all, of
     the ranks' earliness at the first bucket and of their delays, and by how much these held it
-    back; with failures, what became of the run.
-
-    Args:
-      settings: of the job.
-      seed: of its failures.
-    """
+    back; with failures, what became of the run."""
     step_times = np.concatenate(self._step_times)
     mean, count = float(step_times.mean()), len(step_times)
     figures: dict[str, Any] = {

@@ -128,7 +128,6 @@ def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[MessageR
 
   Args:
     ranks: in order; each `group` of them is a node.
-    size: bytes.
     group: ranks of a node; it divides their number.
   """
   at = np.asarray(ranks)

@@ -56,7 +56,6 @@ def play(balancer: Balancer, seconds: np.ndarray, rest: np.ndarray | float = 0.0
   """Plays a job whose counts a balancer says.
 
   Args:
-    balancer: what decides.
     seconds: [K, R] s, time for one micro-batch of each rank in each step; NaN where not known.
     rest: [K, R] s or one for all, what a rank does in a step besides.
     transfer: [K] s or one for all, the collective.
@@ -121,8 +120,6 @@ def replay_balancer(run: Run, balancer: Balancer, ranks: np.ndarray, counted: np
   """Plays a run with even counts again, its work shared out by a balancer.
 
   Args:
-    run: the recorded run.
-    balancer: what decides.
     ranks: the recorded ranks along one data axis, by their index along it.
     counted: [K] bool, the steps that count.
 

@@ -53,9 +53,6 @@ class Place:
 def place_from_environment(env: Mapping[str, str]) -> Place | None:
   """Returns the place that variables give, or None where they leave it to JAX's own detection.
 
-  Args:
-    env: environment variables.
-
   Raises:
     RuntimeError: if a variable is missing beside the others or is not a sensible number.
   """

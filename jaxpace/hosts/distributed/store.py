@@ -29,8 +29,6 @@ def key_value_set(key: str, value: str, overwrite: bool = False) -> None:
   """Publishes a string to all processes. Keys live until deleted or the job ends. A no-op alone.
 
   Args:
-    key: name; slashes make directories.
-    value: any string.
     overwrite: whether an existing key may be replaced.
 
   Raises:
@@ -47,10 +45,6 @@ def key_value_set(key: str, value: str, overwrite: bool = False) -> None:
 
 def key_value_get(key: str, timeout: float) -> str | None:
   """Returns the string published under a key, waiting for it; None alone.
-
-  Args:
-    key: name.
-    timeout: seconds to wait for someone to publish it.
 
   Raises:
     TimeoutError: if nobody did.

@@ -83,11 +83,6 @@ def threads_for(nproc: int, devices: int, cores: int) -> int | None:
   Every XLA CPU client starts a thread for each core, so N workers start N times too many. Each
   device needs one of them, and one more must be left: a host callback occupies a thread and may
   need another for its operands.
-
-  Args:
-    nproc: number of processes.
-    devices: devices per process.
-    cores: cores of the machine.
   """
   threads = max(devices + 1, cores // nproc)
   return threads if threads < cores else None
@@ -118,12 +113,7 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
 
   Args:
     base: environment to start from, usually the launcher's own.
-    index: process index, 0 to nproc - 1.
-    nproc: number of processes.
     port: TCP port of the coordinator on the loopback interface.
-    launch_id: name of this launch, unique on the machine.
-    devices: devices per process, or None to leave it to JAX.
-    threads: XLA CPU threads per process, or None to leave it to XLA.
     gpus: GPUs on this machine that may be shared out; 0 leaves the choice to JAX.
 
   Returns:

@@ -178,10 +178,6 @@ def nearest(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[Gpu, ...]:
 
   Only the fabric's NICs count, see `fabric_of`. Of NICs as near as each other the least taken is
   chosen, so that two GPUs and two NICs on one switch pair up.
-
-  Args:
-    gpus: GPUs of a host.
-    nics: its NICs.
   """
   fabric = fabric_of(nics)
   taken: Counter[str] = Counter()

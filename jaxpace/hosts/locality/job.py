@@ -22,7 +22,6 @@ def read_places(directory: str | pathlib.Path,
   """Reads `locality/<process>.json` of a run.
 
   Args:
-    directory: run directory.
     run: id of the run; files that name another one are left out. None takes all.
 
   Returns:

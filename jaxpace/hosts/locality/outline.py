@@ -21,7 +21,6 @@ def outlines(places: Sequence[Locality],
   """An outline for each kind of host, hosts that are alike together.
 
   Args:
-    places: of all processes of the job.
     more: what else is to be said of a process; empty for nothing.
   """
   hosts: dict[str, list[Locality]] = {}
