@@ -54,7 +54,8 @@ def apportion(seconds: jax.Array, fixed: jax.Array, micro_batches: int, least: j
   # By the bits of T, which order as it does: sums of floats are rounded as XLA happens to fuse
   # them.
   low = jnp.zeros((), jnp.int32)
-  high = _bits(jnp.max(seconds * (most.astype(jnp.float32) + fixed)) * np.float32(1.001))
+  longest = jnp.max(seconds * (most.astype(jnp.float32) + fixed)) * np.float32(1.001)
+  high = jax.lax.bitcast_convert_type(longest, jnp.int32)
   cuts = jnp.arange(1, _BRANCHES + 1, dtype=jnp.int32)
   # What was found for a threshold is kept, not computed again: XLA may round it another way
   # elsewhere.
@@ -62,7 +63,7 @@ def apportion(seconds: jax.Array, fixed: jax.Array, micro_batches: int, least: j
   for _ in range(_ROUNDS):
     whole, rest = jnp.divmod(high - low, np.int32(_BRANCHES))
     thresholds = low + whole * cuts + (rest * cuts) // np.int32(_BRANCHES)
-    found = within(_float(thresholds))
+    found = within(jax.lax.bitcast_convert_type(thresholds, jnp.float32))
     enough = jnp.sum(found, axis=-1, dtype=jnp.int32) >= np.int32(micro_batches)
     ends = jnp.any(enough)  # else only at `high`
     first = jnp.where(ends, jnp.argmax(enough), _BRANCHES - 1)
@@ -71,23 +72,11 @@ def apportion(seconds: jax.Array, fixed: jax.Array, micro_batches: int, least: j
     below = jnp.where(first == 0, below, found[before])
     low, high = jnp.where(first == 0, low, thresholds[before]), thresholds[first]
   lacking = np.int32(micro_batches) - jnp.sum(below, dtype=jnp.int32)
-  room = above - below
-  order = jnp.lexsort((-jnp.clip(now - below, 0, room), seconds))
-  return below.at[order].add(_in_turn(room[order], lacking))
-
-
-def _bits(value: jax.Array) -> jax.Array:
-  return jax.lax.bitcast_convert_type(value, jnp.int32)
-
-
-def _float(bits: jax.Array) -> jax.Array:
-  return jax.lax.bitcast_convert_type(bits, jnp.float32)
-
-
-def _in_turn(room: jax.Array, number: jax.Array) -> jax.Array:
-  """Gives `number` things to those who have room, the first first: [R] int32."""
-  after = jnp.cumsum(room, dtype=jnp.int32)
-  return jnp.clip(number - (after - room), 0, room)
+  order = jnp.lexsort((-jnp.clip(now - below, 0, above - below), seconds))
+  # To those who have room, the first first.
+  room = (above - below)[order]
+  before_it = jnp.cumsum(room, dtype=jnp.int32) - room
+  return below.at[order].add(jnp.clip(lacking - before_it, 0, room))
 
 
 class DataOrder:

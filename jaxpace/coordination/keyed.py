@@ -12,14 +12,8 @@ from jaxpace.core import fields
 
 
 def mixed(word: Any) -> Any:
-  """Mixes the 32 bits of a word so that each depends on all: the finaliser of MurmurHash3.
-
-  Args:
-    word: [] uint32, of jax or numpy.
-
-  Returns:
-    The same kind.
-  """
+  """Mixes the 32 bits of a word, of jax or numpy, so that each depends on all: the finaliser of
+  MurmurHash3."""
   for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
     word = word ^ (word >> np.uint32(shift))
     word = word * np.uint32(factor)
@@ -27,15 +21,8 @@ def mixed(word: Any) -> Any:
 
 
 def coin(key: int, number: jax.Array) -> jax.Array:
-  """Tosses the coin of this number.
-
-  Args:
-    key: of the run, 0 to 2^32 - 1.
-    number: [] int32.
-
-  Returns:
-    [] bool: the top bit of a hash of both, the same on every rank, machine and backend.
-  """
+  """Tosses the coin of a number, [] int32: [] bool, the top bit of a hash of it and of the run's
+  key, the same on every rank, machine and backend."""
   with np.errstate(over="ignore"):
     salt = mixed(np.uint32((key + 0x9E3779B9) & 0xFFFFFFFF))
   return mixed(number.astype(jnp.uint32) ^ salt) >= np.uint32(0x80000000)

@@ -223,8 +223,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
         low=real(-math.inf), high=real(math.inf), tries=real(1.0), hold=zero, wait=real(retry))
 
   def update(seconds: jax.Array, tag: jax.Array, used: jax.Array, state: Trial) -> Trial:
-    state = _measure(seconds, tag, used, state)
-    return _advance(state)
+    return _advance(_measure(seconds, tag, used, state))
 
   def _measure(seconds: jax.Array, tag: jax.Array, used: jax.Array, state: Trial) -> Trial:
     """Enters one step's time: into its block, and into what is usual while off."""

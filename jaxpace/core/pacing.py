@@ -46,17 +46,8 @@ def by_slot(times: jax.Array, slots: int) -> jax.Array:
 
 
 def over_before(carrier: int | None, slots: int) -> np.ndarray:
-  """Says which of a step's collectives are over when the message that shares them leaves.
-
-  Collectives run in the order of their slots, so these are the ones before the carrier.
-
-  Args:
-    carrier: slot of the collective in which the message rides; None where nothing is shared.
-    slots: S.
-
-  Returns:
-    [S] bool.
-  """
+  """Says which of a step's collectives, [S] bool, are over when the message that shares them leaves
+  with the collective of slot `carrier`, None for none: those before it, as they run in order."""
   return np.arange(slots) < (0 if carrier is None else carrier)
 
 

@@ -1,5 +1,5 @@
 """Layout of a ring of timestamps: what a running program writes of each execution, in memory or a
-  file.
+file.
 
 A file has a header of one page, a block of 64 bytes for each device buffer, and each device
 buffer's events. A device buffer belongs to one device of the process. An event is 16 bytes; the
@@ -115,7 +115,7 @@ def layout(buffers: int, capacity: int | None = None) -> RingLayout:
   """Lays a ring out.
 
   Args:
-    device buffers: devices that write to it, at least 1.
+    buffers: devices that write to it, at least 1.
     capacity: events of each, a power of two; None takes what fits.
 
   Raises:

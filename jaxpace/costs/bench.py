@@ -3,7 +3,6 @@ and time per byte β to the times, robustly, with intervals. See docs/forecast.m
 
 from __future__ import annotations
 
-import functools
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +54,7 @@ def measure(kind: str, group: Group, sizes: Sequence[int], repeats: int,
     sharding = NamedSharding(mesh, P(("group", "rank")))
     zeros = np.zeros(own, np.float32)
     timed = _timed(_loop(kind, mesh), jax.make_array_from_callback(
-        (own * layout.size,), sharding, functools.partial(_part, zeros)))
+        (own * layout.size,), sharding, lambda _, part=zeros: part))
     timed(1)  # compiles, and meets the others for the first time
     once = _agreed(max(min(timed(1) for _ in range(2)), 1e-6))
     turns = int(np.clip(_SAMPLE_SECONDS / once, 3, _MOST_TURNS))
@@ -104,10 +103,6 @@ def _timed(loop: Any, vector: jax.Array) -> Callable[[int], float]:
     return time.perf_counter() - begin
 
   return seconds
-
-
-def _part(part: np.ndarray, index: Any) -> np.ndarray:
-  return part
 
 
 def _agreed(seconds: float) -> float:

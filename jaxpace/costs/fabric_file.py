@@ -107,12 +107,9 @@ def kind_of(name: str) -> str:
 
 def kind_in(run: Run, collective: CollectiveTimes) -> str:
   """Kind of a collective by the plan of the step, which knows the operation; else by its name."""
-  entries = run.plan.get("collectives")
-  for entry in entries if isinstance(entries, list) else []:
-    primitives = (entry.get("primitives") if isinstance(entry, dict)
-                  and entry.get("slot") == collective.slot else None)
-    if isinstance(primitives, list) and primitives and isinstance(primitives[0], str):
-      return kind_of(primitives[0])
+  for entry in run.plan.get("collectives") or ():
+    if entry.get("slot") == collective.slot and entry.get("primitives"):
+      return kind_of(entry["primitives"][0])
   return kind_of(collective.name)
 
 

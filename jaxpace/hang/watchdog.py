@@ -252,19 +252,20 @@ class Watchdog:
 
   def _heartbeat(self, now: float, age: float, excused: bool, overdue: bool) -> Heartbeat:
     since = self._progress.excused_at
-    doing = self._recorder.doing if self._recorder is not None else None
+    doing, stack, marks = None, "", ""
+    if self._recorder is not None:
+      doing = self._recorder.doing
+    if overdue:
+      stack = progress.of_thread(self._progress.thread, STACK_CHARACTERS[self._large])
+    if overdue and self._recorder is not None:
+      marks = verdict.own_text(self._recorder.programs, self._process,
+                               verdict.CHARACTERS[self._large])
     self._number += 1
     return Heartbeat(self._process, socket.gethostname(), os.getpid(), self._number,
                      self._progress.entered, self._progress.completed,
                      self._progress.phase(doing), age,
-                     0.0 if excused else 1e9 if since is None else now - since, overdue,
-                     progress.of_thread(self._progress.thread, STACK_CHARACTERS[self._large])
-                     if overdue else "",
-                     marks=self._own_marks() if overdue else "")
-
-  def _own_marks(self) -> str:
-    programs = self._recorder.programs if self._recorder is not None else []
-    return verdict.own_text(programs, self._process, verdict.CHARACTERS[self._large])
+                     0.0 if excused else 1e9 if since is None else now - since, overdue, stack,
+                     marks=marks)
 
   def _with_marks(self, late: Late) -> Late:
     """Adds what the timestamps of an observed step tell; trouble with that leaves the rest as it

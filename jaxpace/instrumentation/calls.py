@@ -54,7 +54,8 @@ class Call:
       state = self._graph[1] if self._graph else ()
       self._given, self._given_tree = jax.tree.flatten((state, rest))
       # Of the places of `_given`, those of arrays.
-      self._places = [i for i, leaf in enumerate(self._given) if _is_array(leaf)]
+      self._places = [i for i, leaf in enumerate(self._given)
+                      if isinstance(leaf, (jax.Array, np.ndarray, np.generic))]
       self.leaves = [self._given[i] for i in self._places]
       self._open = opening.pop_all()
     return self
@@ -117,7 +118,3 @@ class Call:
           f"nnx.{missing[0]} to carry out what it changes in them. Give it their state instead: "
           "graphdef, state = nnx.split(model); inside, model = nnx.merge(graphdef, state), and "
           "return nnx.state(model).")
-
-
-def _is_array(leaf: Any) -> bool:
-  return isinstance(leaf, (jax.Array, np.ndarray, np.generic))

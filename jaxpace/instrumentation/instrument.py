@@ -151,7 +151,11 @@ class Instrumented(InstrumentedFunction):
       raise ValueError("paced.init needs either the mesh of jax.shard_map, paced.init(mesh), or "
                        "the devices of jax.pmap, paced.init(devices=jax.local_devices()).")
     if mesh is not None:
-      return self._init_mesh(mesh, spec(mesh, axes))
+      sharding = NamedSharding(mesh, spec(mesh, axes))
+      state = _stacked(*self._laid_out(mesh, sharding.spec))
+      with own_context.on(mesh):
+        return jax.tree.map(lambda leaf: jax.make_array_from_callback(
+            leaf.shape, sharding, lambda index: leaf[index]), state)
     assert devices is not None
     checks.some_devices(devices)
     self._platform = devices[0].platform
@@ -176,9 +180,8 @@ class Instrumented(InstrumentedFunction):
     Raises:
       ValueError: the mesh lacks the data axis.
     """
-    partition = spec(mesh, axes)
-    one, count = self._laid_out(mesh, partition)
-    sharding = NamedSharding(mesh, partition)
+    sharding = NamedSharding(mesh, spec(mesh, axes))
+    one, count = self._laid_out(mesh, sharding.spec)
     state: PaceState = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype, sharding=sharding), one)
     return state
@@ -237,12 +240,6 @@ class Instrumented(InstrumentedFunction):
       return pace._replace(pacer=pack(state))
     with own_context.on(packed.words):
       return pace._replace(pacer=jax.jit(pack, out_shardings=packed.words.sharding)(state))
-
-  def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
-    state, sharding = _stacked(*self._laid_out(mesh, partition)), NamedSharding(mesh, partition)
-    with own_context.on(mesh):
-      return jax.tree.map(lambda leaf: jax.make_array_from_callback(
-          leaf.shape, sharding, lambda index: leaf[index]), state)
 
   def _laid_out(self, mesh: Mesh, partition: PartitionSpec) -> tuple[PaceState, int]:
     """One place's state, and the number of places, on a mesh that is from now on this step's."""

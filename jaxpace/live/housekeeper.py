@@ -12,18 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from jaxpace.core import fields
-
-
-class PeriodicTask(NamedTuple):
-  """A pause of the program's own that recurs every so many steps."""
-
-  name: str  # for the log and the counts
-  hook: Callable[[], object]
-  every: int  # steps from one time to the next
-
 
 _LOG = logging.getLogger("jaxpace")
 ALONE, ALIGNED, FROZEN = "alone", "aligned", "frozen"
@@ -84,8 +75,8 @@ class Housekeeper:
     self.forced = 0
     self._begin = start + warmup
     self._collector = GarbageCollector()
-    self._collection = PeriodicTask("garbage collection", self._collector.collect, every)
-    self._tasks: list[PeriodicTask] = []
+    # Of each hook its name, itself, and steps from one call to the next.
+    self._tasks: list[tuple[str, Callable[[], object], int]] = []
     self._errors: collections.Counter[str] = collections.Counter()  # by hook
     self._logged: set[tuple[str, type[BaseException]]] = set()
     self._max_growth, self._ceiling_told = max_growth, False
@@ -116,7 +107,7 @@ class Housekeeper:
                       "arguments: keeper.add(lambda: save(state), every=...).")
     fields.whole("every", every, 1, of="steps")
     called = name or str(getattr(hook, "__qualname__", type(hook).__name__))
-    self._tasks.append(PeriodicTask(called, hook, every))
+    self._tasks.append((called, hook, every))
 
   @property
   def errors(self) -> dict[str, int]:
@@ -145,7 +136,7 @@ class Housekeeper:
     """
     found: dict[str, float] = {"pauses_ns": self._spent.pop("pauses_ns", 0),
                                "housekeeping": MODES.index(self.mode)}
-    if any(task.name == "checkpoint" for task in self._tasks):
+    if any(name == "checkpoint" for name, _, _ in self._tasks):
       found["checkpoint_ns"] = self._spent.pop("checkpoint_ns", 0)
     return found
 
@@ -181,10 +172,10 @@ class Housekeeper:
       raise RuntimeError(
           "step() outside of the housekeeper's `with` block: open it around the loop.")
     self.steps += 1
-    for task in self._tasks:
-      if self.steps % task.every == 0:
-        column = "checkpoint_ns" if task.name == "checkpoint" else "pauses_ns"
-        self._spent[column] += int(1e9 * self._run(task))
+    for name, hook, every in self._tasks:
+      if self.steps % every == 0:
+        column = "checkpoint_ns" if name == "checkpoint" else "pauses_ns"
+        self._spent[column] += int(1e9 * self._run(name, hook))
     if self.mode == ALIGNED and self.steps % self.every == 0:
       self._collect()
     elif self._collector.withholds:
@@ -194,27 +185,24 @@ class Housekeeper:
       self._begin_mode()
 
   def _collect(self) -> None:
-    self._run(self._collection)
+    self._run("garbage collection", self._collector.collect)
     self._after = resident_bytes()
 
-  def _run(self, task: PeriodicTask) -> float:
-    """Runs a periodic task. What it raises is counted, and logged the first time it raises one of
-    this type; only KeyboardInterrupt, SystemExit and their like pass.
-
-    Returns:
-      Seconds it took.
+  def _run(self, name: str, hook: Callable[[], object]) -> float:
+    """Calls a hook, and returns the seconds that it took. What it raises is counted, and logged the
+    first time it raises one of this type; only KeyboardInterrupt, SystemExit and their like pass.
     """
     start = time.monotonic()
     try:
-      task.hook()
+      hook()
     except Exception as error:
-      self._errors[task.name] += 1
-      if (key := (task.name, type(error))) not in self._logged:
+      self._errors[name] += 1
+      if (key := (name, type(error))) not in self._logged:
         self._logged.add(key)
         _LOG.warning("Housekeeping hook %r raised %s at step %d: %s. Training goes on; further "
-                     "ones of this kind are only counted, in Housekeeper.errors.", task.name,
+                     "ones of this kind are only counted, in Housekeeper.errors.", name,
                      type(error).__name__, self.steps, error)
-        _LOG.debug("Hook %r raised", task.name, exc_info=error)
+        _LOG.debug("Hook %r raised", name, exc_info=error)
     return time.monotonic() - start
 
   def _watch_memory(self) -> None:

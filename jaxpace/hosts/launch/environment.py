@@ -71,11 +71,6 @@ def count_gpus(env: Mapping[str, str], device_directory: str = "/dev") -> int:
     return 0
 
 
-def uses_cpu_only(env: Mapping[str, str]) -> bool:
-  """Returns whether JAX_PLATFORMS confines the workers to the CPU."""
-  return env.get("JAX_PLATFORMS", "").strip().lower() == "cpu"
-
-
 def threads_for(nproc: int, devices: int, cores: int) -> int | None:
   """Returns the XLA CPU threads a worker should have, or None where XLA's own choice (one a core)
   does no harm.
@@ -133,7 +128,7 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
     # wins over XLA_FLAGS, also where a script rewrites those
     env["JAX_NUM_CPU_DEVICES"] = str(devices)
   per_process = devices or 1
-  if uses_cpu_only(base):
+  if base.get("JAX_PLATFORMS", "").strip().lower() == "cpu":
     gpus = 0
   if gpus >= nproc * per_process and "JAX_LOCAL_DEVICE_IDS" not in base:
     first = index * per_process

@@ -70,11 +70,19 @@ def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
 
 def describe_device(device: Any) -> Device:
   """Plain values of a JAX device; what a platform does not have is None."""
-  coords = _get(device, "coords")
-  return Device(_whole(_get(device, "id")), _word(_get(device, "device_kind")),
-                _word(_get(device, "platform")), _whole(_get(device, "process_index")),
-                _whole(_get(device, "local_hardware_id")), _whole(_get(device, "slice_index")),
-                tuple(int(c) for c in coords) if isinstance(coords, (list, tuple)) else None)
+  def of(name: str, kind: Any) -> Any:
+    try:
+      value = getattr(device, name, None)
+    except Exception:  # Some plug-ins' devices raise for attributes they don't have.
+      return None
+    if kind is int:
+      return int(value) if is_whole(value) else None
+    return value if isinstance(value, kind) else None
+
+  coords = of("coords", (list, tuple))
+  return Device(of("id", int), of("device_kind", str), of("platform", str),
+                of("process_index", int), of("local_hardware_id", int), of("slice_index", int),
+                None if coords is None else tuple(int(c) for c in coords))
 
 
 def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu | None, ...]:
@@ -116,18 +124,3 @@ def _join_nvml(gpus: tuple[Gpu, ...], others: list[Gpu]) -> tuple[Gpu, ...]:
         interconnect=gpu.interconnect if one.nvlinks is None else "nvlink" if one.nvlinks
         else "pcie")
   return tuple(sorted(known.values()))
-
-
-def _get(device: Any, name: str) -> Any:
-  try:
-    return getattr(device, name, None)
-  except Exception:  # Some plug-ins' devices raise for attributes they don't have.
-    return None
-
-
-def _whole(value: Any) -> int | None:
-  return int(value) if is_whole(value) else None
-
-
-def _word(value: Any) -> str | None:
-  return value if isinstance(value, str) else None
