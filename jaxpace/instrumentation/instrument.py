@@ -31,7 +31,7 @@ from jaxpace.instrumentation import (
 from jaxpace.instrumentation.before_collective import Holding
 from jaxpace.instrumentation.calls import Call
 from jaxpace.instrumentation.piggyback import Share
-from jaxpace.observation import everywhere, nested, programs
+from jaxpace.observation import everywhere, programs
 from jaxpace.observation.clocks import Clock, host_ring, resolve_clock
 from jaxpace.observation.clocks.operands import NOWHERE, Event
 
@@ -317,7 +317,7 @@ class Instrumented(InstrumentedFunction):
         share_reason=reason, carrier=carrier.slot if carrier else None, decisions=names,
         overflow=written.overflow, holds=holding is not None, program=events.program or None,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
-                 *silent, *((nested.UNTIMED.format(unmarked),) if unmarked else ()), *untimed,
+                 *silent, *((everywhere.UNTIMED.format(unmarked),) if unmarked else ()), *untimed,
                  *before_collective.notices(self.holds, len(written.collectives), holding))),
                      0 if unmarked else len(flat.hidden))
     axes = varying(one.last_exit)
@@ -333,7 +333,7 @@ class Instrumented(InstrumentedFunction):
     except ValueError as error:
       return NOWHERE, (f"Nothing of this step can be recorded: {error}",)
     host_ring.tell_places(self.number, self.devices, self.first_place)
-    nested.functions[self.number] = self
+    everywhere.instrumented[self.number] = self
     return Event(self.number, clock.place(one.rank)), ()
 
   def _leave_nested(self, clock: Clock, automatic: bool, events: Event) -> str:

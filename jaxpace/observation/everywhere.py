@@ -3,11 +3,13 @@ collectives of a process, whoever calls it.
 
 One handler gets all that is compiled. A call of an observed function runs in a context of JAX's
 that is a part of the key of its caches: so its programs have a place of their own there, and the
-handler learns whose they are. What instrumented steps leave to it comes first, see `nested`.
+handler learns whose they are. What instrumented steps leave to it comes first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -18,8 +20,14 @@ from typing import Any
 
 import jax
 
-from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
-from jaxpace.observation import comparing, nested, programs
+from jaxpace.core.observed import (
+  InstrumentedFunction,
+  ObservedFunction,
+  ObservedPlan,
+  ObservedProgram,
+)
+from jaxpace.core.plan import Plan
+from jaxpace.observation import comparing, phases, programs
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.comparing import in_a_line
 from jaxpace.observation.partitioned import compiling, program
@@ -170,7 +178,7 @@ def called() -> Watcher | None:
 
 def _compile(request: compiling.Request) -> Any:
   """Hands a program to those whose it is."""
-  nested.put_timestamps(request)
+  _put_nested(request)
   watcher = called() or _recording
   return request.compile() if watcher is None else watcher.compile(request)
 
@@ -190,7 +198,7 @@ def _compiled(request: compiling.Request, name: str) -> program.Timestamped | No
   if reason := host_ring.unavailable():
     raise RuntimeError(reason)
   made = program.timestamped(request, programs.next_number, name, host_ring.ranks())
-  return None if made is None else made._replace(program=nested.with_decisions(made.program))
+  return None if made is None else made._replace(program=_with_decisions(made.program))
 
 
 class Everywhere(Watcher):
@@ -315,3 +323,53 @@ class Everywhere(Watcher):
     programs.refuse(made.number, reason)
     name = programs.named(made).name
     self.say(f"{name} runs unmodified from now on and is not recorded: {reason}")
+
+
+# Collectives in loops, branches and `jax.checkpoint` of instrumented steps get timestamps where the
+# step is compiled. The timestamps of an instrumented step are values that it hands on, and a loop
+# has nowhere to leave one for each iteration. So the step leaves collectives there alone, in a
+# scope with the number of its program (`phases.nested_scope`), which the compiled program shows.
+
+UNTIMED = "Collectives in loops, branches and jax.checkpoint are not timed: {}"
+"""A notice, of the reason."""
+instrumented: weakref.WeakValueDictionary[int, InstrumentedFunction] = weakref.WeakValueDictionary()
+"""Instrumented functions that write events, by the number of their program."""
+
+
+def _put_nested(request: compiling.Request) -> None:
+  """Puts timestamps around the collectives that instrumented functions leave alone in a program, if
+  there are any: the request stands for a program that has them from then on.
+
+  Whatever fails, it stays as it is, and the function's plan says why.
+  """
+  wanting = [each for each in list(instrumented.items()) if each[1].left]
+  if not wanting:
+    return
+  executable, data = request.compile(), b""
+  with contextlib.suppress(Exception):  # Another platform's compiler may not say.
+    data = compiling.program_of(executable)
+  for number, function in wanting:
+    if phases.nested_scope(number).encode() in data and function.traced is not None:
+      _put(request, data, function, function.traced)
+
+
+def _put(request: compiling.Request, data: bytes, function: InstrumentedFunction, plan: Plan
+         ) -> None:
+  place_of = {device: place for place, device in enumerate(function.devices, function.first_place)}
+  # Under pmap partitions are places, and other processes' devices have no place of their own.
+  ranks = [place_of.get(device.id, place) for place, device in enumerate(request.devices)]
+  try:
+    function.note_compiled(program.nested(request, data, plan, ranks))
+  except Exception as error:
+    # What goes wrong here is nothing to the program.
+    _LOG.debug("observe", exc_info=True)
+    notice = UNTIMED.format(in_a_line(error))
+    _LOG.warning("%s", notice)
+    function.note_compiled([], notice)
+
+
+def _with_decisions(made: ObservedProgram) -> ObservedProgram:
+  """A program with the names of the columns that the pacer of an instrumented step in it has."""
+  function = instrumented.get(made.paced or 0)
+  return made if function is None or function.traced is None else dataclasses.replace(
+      made, decisions=function.traced.decisions)

@@ -30,6 +30,7 @@ _FARTHEST_NS = 100_000
 """Two clocks that differ by less than this count as equal: timestamps of a GPU come
 in microseconds."""
 _TRY_TAG = 2
+_AT_ONCE = 1 << 15
 _OWN = (1 << TAG_BITS) - 1
 
 
@@ -54,21 +55,12 @@ class Source:
       DriverError: there is no memory for them, or what a GPU writes does not come.
     """
     self.buffers = [_buffer(device, capacity) for device in devices]
-    self.shift_ns, self.uncertain_ns = [], []
     for device, buffer in zip(devices, self.buffers, strict=True):
-      shift, uncertain = _clocks(device, buffer)
-      device.upload(buffer.block, block_of(buffer, shift))
-      self.shift_ns.append(shift)
-      self.uncertain_ns.append(uncertain)
+      device.upload(buffer.block, block_of(buffer, _shift(device, buffer)))
     # What was tried is no timestamp of a program.
     self._read = [_TRIES] * len(self.buffers)
     # By device buffer and program, of what was read.
     self._started: dict[tuple[int, int], int] = {}
-
-  @property
-  def blocks(self) -> list[int]:
-    """Address of each GPU's block, in its memory."""
-    return [buffer.block for buffer in self.buffers]
 
   def started(self, buffer: int, program: int) -> int:
     """How many executions of a program have started on a GPU, as far as its events were read."""
@@ -121,8 +113,8 @@ def _buffer(device: DriverGpu, capacity: int) -> GpuBuffer:
   return buffer
 
 
-def _clocks(device: DriverGpu, buffer: GpuBuffer) -> tuple[int, int]:
-  """What to add to a GPU's timer for the host's monotonic clock, and how far that may be off; ns.
+def _shift(device: DriverGpu, buffer: GpuBuffer) -> int:
+  """What to add to a GPU's timer for the host's monotonic clock, ns.
 
   A timestamp is taken on an idle stream between two readings of the host's clock; the closest pair
   counts.
@@ -147,7 +139,7 @@ def _clocks(device: DriverGpu, buffer: GpuBuffer) -> tuple[int, int]:
   if best[1] > 2 * _FARTHEST_NS:
     raise DriverError(
         f"a kernel took {best[1] * 1e-6:.1f} ms to write to the host's memory, {_TRIES} times")
-  return best[0], best[1] // 2
+  return best[0]
 
 
 def _is_idle(events: np.ndarray, position: int) -> bool:
@@ -157,11 +149,11 @@ def _is_idle(events: np.ndarray, position: int) -> bool:
   return seq == 0 or seq == (position + 1 - len(events)) % 2**32
 
 
-def _new(events: np.ndarray, position: int, most: int = 1 << 15) -> tuple[int, np.ndarray]:
+def _new(events: np.ndarray, position: int) -> tuple[int, np.ndarray]:
   """Events after a position, without a hole between them, and how many before them were written
   over."""
   capacity = len(events)
-  slots = (position + np.arange(min(most, capacity))) % capacity
+  slots = (position + np.arange(min(_AT_ONCE, capacity))) % capacity
   first = events[slots]
   # Twice: an event that was only half there the first time is another one now.
   second = events[slots]

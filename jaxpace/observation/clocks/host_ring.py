@@ -79,11 +79,11 @@ def unavailable() -> str:
     Empty where programs with timestamps can run; else a sentence that says why not, and what to do.
   """
   platform = jax.local_devices()[0].platform
-  if reason := _unfit(platform):
-    return reason
-  if reason := library.unavailable():
-    return reason
-  return unwritable("native" if platform == "cpu" else "stream")
+  if platform not in ("cpu", "gpu", "cuda"):
+    return (f"There are no timestamps for {platform}: jaxpace knows no clock that a program can "
+            "read there. jaxpace.ProfiledRecorder samples profiles of the step as it is.")
+  return ("" if platform == "cpu" else stream.unavailable()) or library.unavailable() or unwritable(
+      "native" if platform == "cpu" else "stream")
 
 
 def unwritable(clock: str) -> str:
@@ -148,16 +148,6 @@ def _put(ring: Ring, buffer: int, program: int, tag: int, ns: int) -> None:
   ring.blocks["head"][buffer] = index + 1
 
 
-def _unfit(platform: str) -> str:
-  """Why devices of a platform can't have timestamps; empty where they can."""
-  if platform == "cpu":
-    return ""
-  if platform in ("gpu", "cuda"):
-    return stream.unavailable()
-  return (f"There are no timestamps for {platform}: jaxpace knows no clock that a program can read "
-          "there. jaxpace.ProfiledRecorder samples profiles of the step as it is.")
-
-
 def _gpus(devices: list[jax.Device]) -> str:
   """Makes the rings that this process's GPUs write to, once; returns why there are none, in a
   sentence."""
@@ -173,9 +163,10 @@ def _made_source(devices: list[jax.Device]) -> str:
   try:
     driver = cuda.Driver()
     numbers = [int(device.local_hardware_id) for device in devices]
-    gpus = [driver.device(number) for number in numbers]
+    gpus = [cuda.DriverGpu(driver, number) for number in numbers]
     source = gpu_ring.Source(gpus)
-    cuda.tell(driver, list(zip(numbers, gpus, source.blocks, strict=True)))
+    blocks = [buffer.block for buffer in source.buffers]
+    cuda.tell(driver, list(zip(numbers, gpus, blocks, strict=True)))
   except cuda.DriverError as error:
     return f"Timestamps can't be written by the GPUs of this process: {error}."
   _source = source

@@ -49,10 +49,6 @@ _NAMELESS = ("", "fun", "lambda", "<lambda>", "fn", "wrapped", "wrapper", "inner
 Message = list[wire.Field]
 
 
-class TimestampError(ValueError):
-  """Timestamps can't be put into this program; the message says why, as the end of a sentence."""
-
-
 class Placed(NamedTuple):
   """An instruction that runs, and where in the program."""
 
@@ -159,7 +155,7 @@ def found_in(program: Program, partitions: int) -> list[Collective]:
     partitions: how many there are.
 
   Raises:
-    GroupsError: the groups of one are written in a form that is not known.
+    TimestampError: the groups of one are written in a form that is not known.
     WireError: the program is cut short.
   """
   return [_found(program, placed, kind, partitions) for placed in program.run()

@@ -18,14 +18,17 @@ Numbers of fields are those of XLA's `GpuExecutableProto` and `ThunkProto`
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+
+import pyarrow as pa
 
 from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, START_TAG
 from jaxpace.observation.clocks.native import cuda
 from jaxpace.observation.clocks.native.library import MARK
-from jaxpace.observation.partitioned import records, wire
-from jaxpace.observation.partitioned.collectives import TimestampError
+from jaxpace.observation.partitioned import wire
 from jaxpace.observation.partitioned.thunks import Tags
+from jaxpace.observation.partitioned.wire import TimestampError
 
 _EXECUTABLE = 1
 """In what `serialize` writes after its header, where that is one message: the compiled program."""
@@ -67,10 +70,10 @@ def timestamped(data: bytes, program: int, names: Container[str], first_tag: int
   try:
     length, begin = wire.varint(data, 0)
     header, rest = data[:begin + length], data[begin + length:]
-    if records.is_file(rest):
+    if is_records(rest):
       # Since jaxlib 0.11: a file of records, one of which is the file with the program.
-      outer = records.read(rest)
-      rest = _written([lists.in_file(each) if records.is_file(each) else each for each in outer])
+      outer = read_records(rest)
+      rest = write_records([lists.in_file(each) if is_records(each) else each for each in outer])
     else:
       rest = wire.written(wire.changed(wire.read(rest), [_EXECUTABLE], lists.in_file))
   except wire.WireError as error:
@@ -78,10 +81,6 @@ def timestamped(data: bytes, program: int, names: Container[str], first_tag: int
   if not lists.found_program:
     raise TimestampError("the compiler's program is in a form that jaxpace doesn't know")
   return header + rest, lists.enter_tags
-
-
-def _written(each: Sequence[bytes]) -> bytes:
-  return records.written(each, cuda.riegeli_hash)
 
 
 class _Lists(Tags):
@@ -93,9 +92,9 @@ class _Lists(Tags):
 
   def in_file(self, data: bytes) -> bytes:
     """A program as a file of records, with timestamps: the last record is all but its code."""
-    if not records.is_file(data):
+    if not is_records(data):
       raise wire.WireError("it is not a file of records")
-    *others, program = records.read(data)
+    *others, program = read_records(data)
     fields = wire.read(program)
     thunks = wire.every(fields, _PROGRAM_THUNKS)
     if not thunks:
@@ -106,7 +105,7 @@ class _Lists(Tags):
       now = [self._mark(thunks[0], START_TAG), *now, self._mark(thunks[-1], END_TAG)]
     # Order of different fields means nothing; that of the thunks does.
     fields = [field for field in fields if field.number != _PROGRAM_THUNKS]
-    return _written([*others, wire.written(
+    return write_records([*others, wire.written(
         [*fields, *(wire.text(_PROGRAM_THUNKS, thunk) for thunk in now)])])
 
   def _around(self, thunks: Iterable[bytes]) -> list[bytes]:
@@ -158,3 +157,99 @@ def _name(parts: Iterable[wire.Field]) -> str:
   infos = wire.every(parts, _INFO)
   names = wire.every(wire.read(infos[0]), _NAME) if infos else []
   return names[0].decode() if names else ""
+
+
+# Files of records, in which XLA writes programs for GPUs: Riegeli's format, read and written.
+#
+# A file is a list of chunks with records, cut by a header at the beginning of each block of 64 KiB
+# (https://github.com/google/riegeli, doc/riegeli_records_file_format.md). What is written here is
+# one chunk that is not compressed.
+
+_BLOCK, _BLOCK_HEADER, _CHUNK_HEADER = 1 << 16, 24, 40
+_USABLE = _BLOCK - _BLOCK_HEADER
+_SIGNATURE = bytes.fromhex(
+    "83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9"
+    "0000000000000000e19f13c0e9b1c37273000000000000000000000000000000")
+"""How each file begins: a block's header, and a chunk without records."""
+_SIMPLE = ord("r")
+_CODECS = {ord("s"): "snappy", ord("b"): "brotli", ord("z"): "zstd"}
+
+
+def is_records(data: bytes) -> bool:
+  """Whether data is such a file."""
+  return data.startswith(_SIGNATURE)
+
+
+def read_records(data: bytes) -> list[bytes]:
+  """Reads a file's records.
+
+  Raises:
+    WireError: it is cut short, or in a form that XLA does not write.
+  """
+  chunks = b"".join(data[at + _BLOCK_HEADER:at + _BLOCK] for at in range(0, len(data), _BLOCK))
+  place, found = 0, []
+  while place < len(chunks):
+    if place + _CHUNK_HEADER > len(chunks):
+      raise wire.WireError("a file of records is cut short")
+    _, size, _, kind, decoded = struct.unpack_from("<5Q", chunks, place)
+    kind, count = kind & 255, kind >> 8
+    place += _CHUNK_HEADER
+    if kind == _SIMPLE:
+      found += _records(chunks[place:place + size], count, decoded)
+    elif count:
+      raise wire.WireError(f"a file of records has a chunk of kind {chr(kind)!r}")
+    place += size
+  return found
+
+
+def _records(data: bytes, count: int, decoded: int) -> list[bytes]:
+  """Records of a chunk."""
+  size, place = wire.varint(data, 1)
+  sizes, values = data[place:place + size], data[place + size:]
+  if data[0]:
+    if data[0] not in _CODECS:
+      raise wire.WireError(f"records are compressed in an unknown way, {data[0]}")
+    sizes, values = (_expanded(each, _CODECS[data[0]]) for each in (sizes, values))
+  lengths = wire.packed(sizes)
+  if len(lengths) != count or sum(lengths) != decoded or len(values) != decoded:
+    raise wire.WireError("records are not as long as said")
+  place, found = 0, []
+  for length in lengths:
+    found.append(values[place:place + length])
+    place += length
+  return found
+
+
+def _expanded(data: bytes, codec: str) -> bytes:
+  size, place = wire.varint(data, 0)
+  try:
+    return bytes(pa.decompress(data[place:], size, codec=codec, asbytes=True))
+  except (OSError, ValueError, NotImplementedError) as error:
+    raise wire.WireError(f"records can't be expanded: {error}") from error
+
+
+def write_records(records: Sequence[bytes]) -> bytes:
+  """Inverse of `read_records`."""
+  sizes = b"".join(wire.of_number(len(record)) for record in records)
+  data = b"".join([b"\0", wire.of_number(len(sizes)), sizes, *records])
+  said = struct.pack("<4Q", len(data), cuda.riegeli_hash(data), _SIMPLE | len(records) << 8,
+                     sum(map(len, records)))
+  chunk = struct.pack("<Q", cuda.riegeli_hash(said)) + said + data
+  begin = len(_SIGNATURE)
+  end = max(_behind(begin, len(chunk)), begin + len(records))
+  chunk = chunk.ljust(len(records), b"\0")
+  parts, place, at = [_SIGNATURE], begin, 0
+  while at < len(chunk):
+    if place % _BLOCK == 0:
+      around = struct.pack("<2Q", place - begin, end - place)
+      parts.append(struct.pack("<Q", cuda.riegeli_hash(around)) + around)
+      place += _BLOCK_HEADER
+    step = min(_BLOCK - place % _BLOCK, len(chunk) - at)
+    parts.append(chunk[at:at + step])
+    at, place = at + step, place + step
+  return b"".join(parts)
+
+
+def _behind(begin: int, size: int) -> int:
+  """Where bytes that begin at a place end, with the headers of the blocks that they reach into."""
+  return begin + size + (size + (begin + _USABLE - 1) % _BLOCK) // _USABLE * _BLOCK_HEADER

@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 
 from jaxpace.observation.partitioned import wire
+from jaxpace.observation.partitioned.wire import TimestampError
 
 Groups = tuple[tuple[int, ...], ...]
-
-
-class GroupsError(ValueError):
-  """Replica groups are written in a form that is not known."""
 
 
 _LISTED, _LIST, _GRID, _ALONG, _OF_JOB = 49, 87, 92, 93, 71
@@ -38,7 +35,7 @@ def of_instruction(fields: Sequence[wire.Field], partitions: int) -> Groups:
     The groups, in the order in which they are written.
 
   Raises:
-    GroupsError: they are written in a form that is not known.
+    TimestampError: they are written in a form that is not known.
   """
   if grid := wire.inside(fields, _GRID):
     return as_groups(_counted([wire.number(grid, 1), wire.number(grid, 2)],
@@ -52,7 +49,7 @@ def of_instruction(fields: Sequence[wire.Field], partitions: int) -> Groups:
     return along(sizes, [_part(wire.read(part), sizes) for part in wire.every(said, 2)], devices)
   listed = wire.every(fields, _LISTED) or wire.every(wire.inside(fields, _LIST), 1)
   if not listed and wire.number(fields, _OF_JOB):
-    raise GroupsError("replica groups are in a form that is not known")
+    raise TimestampError("replica groups are in a form that is not known")
   return (tuple(tuple(wire.numbers(wire.read(group), 1)) for group in listed)
           or (tuple(range(partitions)),))
 
@@ -60,7 +57,7 @@ def of_instruction(fields: Sequence[wire.Field], partitions: int) -> Groups:
 def _part(said: Sequence[wire.Field], sizes: Sequence[int]) -> tuple[int, int, int]:
   axis, part = wire.number(said, 1), wire.inside(said, 2)
   if axis >= len(sizes):
-    raise GroupsError(f"a mesh of {len(sizes)} axes has none of number {axis}")
+    raise TimestampError(f"a mesh of {len(sizes)} axes has none of number {axis}")
   return axis, *((wire.number(part, 1), wire.number(part, 2)) if part else (1, sizes[axis]))
 
 
@@ -69,12 +66,12 @@ def _counted(shape: Sequence[int], reshape: Sequence[int], order: Sequence[int])
   `shape`.
 
   Raises:
-    GroupsError: the sizes don't agree.
+    TimestampError: the sizes don't agree.
   """
   try:
     return np.arange(math.prod(reshape)).reshape(reshape).transpose(order or None).reshape(shape)
   except ValueError as error:
-    raise GroupsError(f"no grid: {shape} of {reshape} in the order {order}") from error
+    raise TimestampError(f"no grid: {shape} of {reshape} in the order {order}") from error
 
 
 def along(sizes: Sequence[int], parts: Sequence[tuple[int, int, int]],
@@ -88,24 +85,24 @@ def along(sizes: Sequence[int], parts: Sequence[tuple[int, int, int]],
     devices: the mesh's partitions in the order of its axes; counted up where None.
 
   Raises:
-    GroupsError: there is no such part, or two overlap.
+    TimestampError: there is no such part, or two overlap.
   """
   total = math.prod(sizes)
   order = np.arange(total) if devices is None else np.asarray(devices).reshape(-1)
   if order.size != total:
-    raise GroupsError(f"{order.size} devices on a mesh of {total}")
+    raise TimestampError(f"{order.size} devices on a mesh of {total}")
   places = np.array(np.unravel_index(np.arange(total), sizes))
   # Of each place that along the parts, and that along all else.
   inner, outer, width = np.zeros(total, int), places.copy(), 1
   for axis, before, size in parts:
     step, rest = divmod(sizes[axis], before * size)
     if rest:
-      raise GroupsError(f"an axis of size {sizes[axis]} has no part of {size} after {before}")
+      raise TimestampError(f"an axis of size {sizes[axis]} has no part of {size} after {before}")
     digit = places[axis] // step % size
     outer[axis] -= digit * step
     inner, width = inner * size + digit, width * size
   if (outer < 0).any():
-    raise GroupsError(f"parts of an axis overlap: {parts}")
+    raise TimestampError(f"parts of an axis overlap: {parts}")
   rows = np.lexsort((inner, np.ravel_multi_index(tuple(outer), sizes))).reshape(-1, width)
   return as_groups(order[rows])
 
@@ -155,7 +152,7 @@ def axes_of(groups: Groups, mesh: Sequence[tuple[str, int]], devices: np.ndarray
     parts = [part for place, part in enumerate(long) if chosen >> place & 1]
     try:
       met = along(sizes, parts, devices)
-    except GroupsError:
+    except TimestampError:
       return ()
     if canonical(met) == wanted:
       return tuple(mesh[axis][0] for axis, *_ in parts)

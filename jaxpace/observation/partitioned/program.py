@@ -18,8 +18,8 @@ from jaxpace.core.ring_layout import FIRST_TAG, slot_tags
 from jaxpace.observation import phases
 from jaxpace.observation.clocks.native.library import NOTE
 from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, thunks, wire
-from jaxpace.observation.partitioned.collectives import TimestampError
 from jaxpace.observation.partitioned.compiling import Request, caller, program_of
+from jaxpace.observation.partitioned.wire import TimestampError
 
 _GRADIENT = b"transpose(jvp("
 """In the names of operations of a backward pass, as JAX writes them."""
@@ -51,7 +51,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
     The executable and what its timestamps mean, or None where the program has no collectives.
 
   Raises:
-    TimestampError, GroupsError: it can't be given timestamps.
+    TimestampError: it can't be given timestamps.
     Exception: whatever the compiler raises.
   """
   began = time.monotonic()
@@ -101,7 +101,7 @@ def nested(request: Request, data: bytes, plan: Plan, ranks: Sequence[int]
     before it. The compiler may have combined some of `jax.checkpoint` with a slot's.
 
   Raises:
-    TimestampError, GroupsError: the program can't be given timestamps.
+    TimestampError: the program can't be given timestamps.
   """
   assert plan.program is not None, "the step has events"
   axes, devices = _mesh_of(request.module)

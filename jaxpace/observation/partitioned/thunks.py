@@ -29,7 +29,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, LAST_TAG, START_TAG
 from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import wire
-from jaxpace.observation.partitioned.collectives import TimestampError
+from jaxpace.observation.partitioned.wire import TimestampError
 
 _EXECUTABLE = 1
 """In what `serialize` writes after its header: the compiled program."""

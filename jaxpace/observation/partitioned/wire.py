@@ -13,6 +13,10 @@ class WireError(ValueError):
   """Bytes are no message, or it lacks a field; the message says which, in half a sentence."""
 
 
+class TimestampError(ValueError):
+  """Timestamps can't be put into this program; the message says why, as the end of a sentence."""
+
+
 class Field(NamedTuple):
   """A field of a message as it was sent."""
 

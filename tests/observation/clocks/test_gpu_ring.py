@@ -189,7 +189,7 @@ def test_what_the_driver_says_is_told(monkeypatch):
   monkeypatch.setattr(ctypes, "CDLL", lambda name: Library("cuMemHostAlloc"))
   driver = cuda.Driver()
   with pytest.raises(DriverError, match="cuMemHostAlloc of NVIDIA's driver said: out of memory"):
-    driver.device(0).host_memory(4096)
+    cuda.DriverGpu(driver, 0).host_memory(4096)
   # The context that was there before is there again.
   assert (driver.library.called[-3:] == ["cuCtxPushCurrent_v2", "cuMemHostAlloc",
                                          "cuCtxPopCurrent_v2"])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.ring_layout import FIRST_TAG, LAST_TAG
-from jaxpace.observation.partitioned import collectives, gpu_thunks, records, wire
-from jaxpace.observation.partitioned.collectives import TimestampError
+from jaxpace.observation.partitioned import collectives, gpu_thunks, wire
+from jaxpace.observation.partitioned.wire import TimestampError
 
 HERE = pathlib.Path(__file__).parent
 PROGRAM = 7
@@ -34,12 +34,13 @@ def executable(data):
   """A program's records, the last with its thunks, and what is around them."""
   length, begin = wire.varint(data, 0)
   rest = data[begin + length:]
-  if not records.is_file(rest):
+  if not gpu_thunks.is_records(rest):
     outer = wire.read(rest)
-    return records.read(wire.first(outer, 1)), data[:begin + length], outer[1:]
-  outer = records.read(rest)
-  (inner,) = (each for each in outer if records.is_file(each))
-  return records.read(inner), data[:begin + length], [each for each in outer if each != inner]
+    return gpu_thunks.read_records(wire.first(outer, 1)), data[:begin + length], outer[1:]
+  outer = gpu_thunks.read_records(rest)
+  (inner,) = (each for each in outer if gpu_thunks.is_records(each))
+  others = [each for each in outer if each != inner]
+  return gpu_thunks.read_records(inner), data[:begin + length], others
 
 
 def thunks(data):

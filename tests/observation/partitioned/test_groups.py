@@ -110,7 +110,7 @@ def test_forms_that_xla_writes(said, partitions, wanted):
     of_mesh([("a", 4)], [(0, 3, 2)]), of_mesh([("a", 2), ("b", 2)], [(0,)], (0, 1)),
     grid((3, 3), (8,)), grid((2, 2), (4,), (1, 0)), of_mesh([("a", 2)], [(0,), (0,)])])
 def test_what_is_no_known_form_is_refused(said):
-  with pytest.raises(groups.GroupsError):
+  with pytest.raises(wire.TimestampError):
     groups.of_instruction(said, 8)
 
 

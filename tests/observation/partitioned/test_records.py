@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.observation.clocks.native import cuda
-from jaxpace.observation.partitioned import records, wire
+from jaxpace.observation.partitioned import gpu_thunks, wire
 from tests.quick import examples
 
 BLOCK, HEADER = 1 << 16, 24
@@ -47,7 +47,7 @@ def assert_hashes_hold(data):
 def test_hashes_are_those_that_xla_wrote():
   # 0, 16, 32 bytes, and two lengths that are no multiple of 32.
   assert assert_hashes_hold(file_of_xla()) == 2
-  (inner,) = filter(records.is_file, records.read(file_of_xla()))
+  (inner,) = filter(gpu_thunks.is_records, gpu_thunks.read_records(file_of_xla()))
   assert assert_hashes_hold(inner) >= 2
 
 
@@ -63,9 +63,9 @@ def test_a_hash_depends_on_every_byte(length):
     st.binary(max_size=40), st.integers(BLOCK - 200, BLOCK + 200).map(lambda size: b"x" * size)),
     max_size=8))
 def test_records_come_back_as_they_were(wanted):
-  data = records.written(wanted, cuda.riegeli_hash)
-  assert records.is_file(data)
-  assert records.read(data) == wanted
+  data = gpu_thunks.write_records(wanted)
+  assert gpu_thunks.is_records(data)
+  assert gpu_thunks.read_records(data) == wanted
   assert assert_hashes_hold(data) == 2
   # Each block says how far the chunk that it cuts reaches.
   for at in range(BLOCK, len(data), BLOCK):
@@ -74,11 +74,11 @@ def test_records_come_back_as_they_were(wanted):
 
 
 def test_files_of_xla_come_back_as_they_were():
-  wanted = records.read(file_of_xla())
-  assert records.read(records.written(wanted, cuda.riegeli_hash)) == wanted
+  wanted = gpu_thunks.read_records(file_of_xla())
+  assert gpu_thunks.read_records(gpu_thunks.write_records(wanted)) == wanted
 
 
 @pytest.mark.parametrize("cut", [1, 100, 3000])
 def test_a_file_that_is_cut_short_is_refused(cut):
   with pytest.raises(wire.WireError):
-    records.read(file_of_xla()[:-cut])
+    gpu_thunks.read_records(file_of_xla()[:-cut])

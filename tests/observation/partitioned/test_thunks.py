@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.observation.partitioned import thunks, wire
-from jaxpace.observation.partitioned.collectives import TimestampError
+from jaxpace.observation.partitioned.wire import TimestampError
 from tests.observation import observed_steps as steps
 
 

@@ -60,15 +60,12 @@ class Driver:
     """Address of one of its functions."""
     return int(ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0)
 
-  def device(self, ordinal: int) -> DriverGpu:
-    """A GPU by its number in this process."""
-    return DriverGpu(self, ordinal)
-
 
 class DriverGpu:
   """Memory, kernels and a stream of one GPU, in the context that JAX has for it."""
 
   def __init__(self, driver: Driver, ordinal: int):
+    """Takes a GPU by its number in this process."""
     self._driver = driver
     number = ctypes.c_int()
     driver.call("cuDeviceGet", ctypes.byref(number), ordinal)

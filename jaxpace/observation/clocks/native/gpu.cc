@@ -6,7 +6,7 @@
 // whose kernels are a part of the program, `jaxpace_device_buffer` copies the block on the stream. Nothing waits for either.
 // CUDA graphs take both in: a block stays where it is as long as the process lives.
 //
-// The hash is that of the files in which XLA writes programs for GPUs (jaxpace/observation/partitioned/records.py).
+// The hash is that of the files in which XLA writes programs for GPUs (jaxpace/observation/partitioned/gpu_thunks.py).
 
 #include <atomic>
 #include <cstdint>
