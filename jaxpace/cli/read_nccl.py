@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Runs the command."""
   from jaxpace.core.words import plural
-  from jaxpace.record.nccl.convert import convert
-  from jaxpace.record.nccl.records import read_dumps
+  from jaxpace.record.nccl_dumps import read_dumps
+  from jaxpace.record.nccl_run import convert
 
   dumps = read_dumps(args.dumps)
   if dumps.unreadable and not dumps.records:

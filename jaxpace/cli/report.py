@@ -115,8 +115,8 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
     from jaxpace.diagnose.series import series
     drawn = series(diagnosis, counting("Drawing"), fabric)
   if args.forecast:
-    from jaxpace.diagnose.forecast import forecast as forecasts
-    from jaxpace.diagnose.forecast.sample import take_sample
+    from jaxpace.diagnose import forecast as forecasts
+    from jaxpace.diagnose.forecast_sample import take_sample
     forecast = forecasts.forecast(take_sample(diagnosis.run), args.forecast,
                                   per_host=args.ranks_per_host, fabric=fabric,
                                   algorithm=args.algorithm, progress=counting("Adding up"))

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
   # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
   from rich.console import Console
 
-  from jaxpace.diagnose.live.follower import Follower
+  from jaxpace.diagnose.follower import Follower
   from jaxpace.runs.reader import check_directory, misplaced
   from jaxpace.show import watch as live
 

@@ -11,7 +11,7 @@ from scipy import special
 from jaxpace.core.words import list_ranks, plural
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, seconds_of
-from jaxpace.diagnose.forecast.sample import correlation_time
+from jaxpace.diagnose.forecast_sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
 from jaxpace.diagnose.selected_steps import mean_known, ratio

@@ -96,10 +96,6 @@ def find_episodes(blocks: Blocks, steps: int) -> list[Episode]:
   Between its own change-points a rank is late or not; neighbouring stretches in which it is late
   are one episode. A rank that is late over the whole run, though not in stretches of it that can be
   separated, is late throughout.
-
-  Args:
-    blocks: arrivals.
-    steps: counted steps.
   """
   size, ranks = blocks.arrival.shape[1], np.flatnonzero(blocks.eligible)
   whole = dict(zip(ranks.tolist(), blocks.test(ranks.tolist(), 0, size, len(ranks)), strict=True))

@@ -28,9 +28,8 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs, FewPauses, Finding, Un
 from jaxpace.diagnose.modes.straggler import excess
 from jaxpace.diagnose.phases import beyond_usual, pauses_in
 from jaxpace.diagnose.what_if import has_gaps
-from jaxpace.diagnose.words.advice import advise
 from jaxpace.diagnose.words.codes import Sentence, Verdict
-from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.evidence import Evidence, advise
 from jaxpace.diagnose.words.names import joined, milliseconds, named
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.tree import parse_list
@@ -44,9 +43,6 @@ def find(case: EvidenceInputs) -> tuple[Finding, ...]:
   (`locality` where their place explains it, else `persistent_straggler`), pauses between steps
   (`runtime_jitter`) and the rest (`synchronization_amplification`). The pauses themselves are part
   of the gaps, contention part of the transfers.
-
-  Args:
-    case: the run, added up; fewer than 20 counted steps carry no finding.
 
   Returns:
     Findings, the costliest first; none means healthy.
@@ -251,10 +247,6 @@ _OF_RANKS = (Verdict.PERSISTENT, Verdict.LOCALITY)
 def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
               ) -> tuple[tuple[Finding, ...], str, tuple[Sentence, ...]]:
   """Takes back what a sampled run can't tell.
-
-  Args:
-    case: the run.
-    findings: what was found in it.
 
   Returns:
     Findings that hold; why others were taken back, in a few words, empty where none was; and notes

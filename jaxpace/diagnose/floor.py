@@ -73,11 +73,6 @@ def find_floor(run: Run, fabric: MeasuredFabric | None, totals: Totals) -> Floor
 
   A transfer that is quick for long in the run itself is believed before a fabric that says it can't
   be.
-
-  Args:
-    run: the recorded run.
-    fabric: measured by `jaxpace bench`, or described.
-    totals: of the run; each group of ranks that meets has a floor of its own.
   """
   own = running_minimum(totals.group_transfer)
   if fabric is not None and run.collectives:

@@ -136,12 +136,7 @@ def run_groups(run: Run) -> RunGroups:
 
 
 def join_groups(of: tuple[RankGroups, ...], alike: Sequence[int] | None = None) -> RunGroups:
-  """Who waits for whom in collectives of these meetings, in the order of a step.
-
-  Args:
-    of: of each collective.
-    alike: [C] the same number for point-to-point transfers of as many bytes; None: none are alike.
-  """
+  """Who waits for whom in collectives of these meetings, in the order of a step."""
   ranks = len(of[0].groups)
   joined = _joined(of, ranks)
   numbers = range(len(of)) if alike is None else alike

@@ -66,10 +66,6 @@ def find_hang(flight: Flight | None) -> Hang | None:
   At any moment of a healthy job some ranks wait for others, for milliseconds. Reported is only what
   has lasted longer than steps take, or what ended the others: a process that died in the middle.
 
-  Args:
-    flight: where its ranks are, see `jaxpace.hang.read_rings.read_flight`; None of a run without
-      rings, or that has ended well.
-
   Returns:
     None where nothing is to be said.
   """

@@ -82,9 +82,6 @@ class Lateness(NamedTuple):
 def find_late(run_totals: RunTotals) -> Lateness:
   """Tests every rank against the typical one, between the changes of its own level.
 
-  Args:
-    run_totals: the run, added up.
-
   Returns:
     The lateness of every rank. `persistent` + `intermittent` is the mean earliness of each
     collective, exactly.
@@ -177,15 +174,7 @@ def attributed_wait(totals: Totals, selected: SelectedSteps,
 def _held_by_group(totals: Totals, mean: np.ndarray, own: Sequence[int], span: slice,
                    number: int) -> np.ndarray:
   """[C] seconds that the job waits for some ranks, of which each holds up those of its own group,
-  and who wait for it.
-
-  Args:
-    totals: of the run.
-    mean: [C, own] by which each arrives after its group's mean.
-    own: the ranks.
-    span: blocks.
-    number: steps of them.
-  """
+  and who wait for it."""
   seconds = np.zeros(len(mean))
   ranks = totals.group_of.shape[1]
   for c, direct in enumerate(totals.groups.direct):

@@ -153,11 +153,6 @@ def of_pauses(case: EvidenceInputs, processes: list[int],
               pause: float) -> list[Sentence]:
   """What processes do in their long gaps.
 
-  Args:
-    case: the run.
-    processes: those that pause.
-    pause: seconds per step by which their mean gap exceeds their median gap.
-
   Returns:
     A sentence for each cause, those that hold most of the pauses first.
   """

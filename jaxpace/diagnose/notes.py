@@ -29,12 +29,7 @@ _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps",
 
 
 def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Sentence, ...]:
-  """Sentences on how the numbers came about; the reader's own problems are the run's.
-
-  Args:
-    facts: of the run.
-    fabric: that was given as the quiet one, if any was.
-  """
+  """Sentences on how the numbers came about; the reader's own problems are the run's."""
   run, unfinished = facts.run, facts.selected.unfinished
   notes: list[Sentence] = []
   if facts.selected.impossible:
@@ -165,9 +160,6 @@ def _groups(facts: Diagnosis) -> list[Sentence]:
 
 def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
   """Says which processes hung, at which step, where and for how long.
-
-  Args:
-    events: as `jaxpace.hang.alarms.read_events` returns them, in order.
 
   Returns:
     A sentence for each hang, the first few; later words on a step that still hangs go into the last

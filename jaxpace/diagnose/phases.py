@@ -16,10 +16,6 @@ ORDER = ("forward", "backward", "compute", "held", "sync", "update", "gap")
 def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
   """Median of every phase on every rank, from at most 4,096 evenly spread steps.
 
-  Args:
-    run: the recorded run.
-    mask: [K] steps that count.
-
   Returns:
     [R] seconds by phase, NaN where a rank never recorded it; phases nobody recorded are absent.
     Built-in phases first, then the user's by name.
@@ -73,10 +69,6 @@ def paused(run: Run, selected: SelectedSteps) -> tuple[float, float]:
   The earliness of a rank, max A - A, is split by the positive differences (last rank - this one)
   between pauses and all else, as docs/accounting.md has it. The columns are the process's: a rank
   of it pauses no longer than its own gap, where gaps were recorded.
-
-  Args:
-    run: with columns of causes.
-    selected: the steps that count.
 
   Returns:
     Seconds per step, mean over ranks, in the pauses, and of waiting for a rank that paused longer.

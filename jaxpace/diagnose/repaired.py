@@ -59,12 +59,6 @@ def repair(run: Run, mask: np.ndarray, found: RunGroups, ranks: Sequence[int]) -
 
   The typical rank is the lower median, at each quantile, of those that take the same part in a
   step, and of a gap of all those that are joined.
-
-  Args:
-    run: the recorded run.
-    mask: [K] counted steps.
-    found: who meets.
-    ranks: those to repair.
   """
   joined, roles = found.joined, found.roles
   times = _sampled(run, mask)

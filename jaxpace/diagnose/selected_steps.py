@@ -262,9 +262,6 @@ def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
   where the other's are missing. A rank that stops recording for good, while the others go on for
   long, is another matter: those steps count.
 
-  Args:
-    run: the recorded run.
-
   Returns:
     The run with its window ending before them, and their numbers.
   """

@@ -12,8 +12,8 @@ from jaxpace.core.words import list_ranks
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, shares_in, shares_of
-from jaxpace.diagnose.forecast.forecast import forecast, to_json
-from jaxpace.diagnose.forecast.sample import take_sample
+from jaxpace.diagnose.forecast import forecast, to_json
+from jaxpace.diagnose.forecast_sample import take_sample
 from jaxpace.diagnose.groups import run_groups
 from jaxpace.diagnose.lateness import attributed_wait
 from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, SAME, TWICE
@@ -104,10 +104,6 @@ def skew_map(diagnosis: Diagnosis,
   Of an even number of ranks the lower one of the two in the middle counts as the median, so that
   half of the ranks may be late. Where there are more than 1,024 ranks, neighbours share a row,
   which shows the latest of them.
-
-  Args:
-    diagnosis: the diagnosed run.
-    progress: called with the steps done and their number.
 
   Returns:
     `rows` (first and last rank of each), `columns`, `unit` in seconds, and by row and column whole

@@ -101,10 +101,6 @@ def busy(run: Run, part: slice) -> StepTimes:
   entries and exits never run backwards on a rank. A gap or delay that is not known counts as 0
   (then it is compute).
 
-  Args:
-    run: the recorded run.
-    part: slice of the step axis.
-
   Returns:
     Arrays that can't be written to: the next who asks for the same steps gets them, too.
   """

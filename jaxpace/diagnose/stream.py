@@ -227,10 +227,6 @@ def signals(steps: NewSteps, joined: np.ndarray) -> np.ndarray:
 
   Earliness is that for work, mean over the ranks that wait, so that two ranks wait as long as many:
   gaps have a signal of their own.
-
-  Args:
-    steps: the steps.
-    joined: [R] ranks of different numbers never meet, and aren't compared.
   """
   lateness = np.full(steps.arrival.shape, np.nan)
   early, waiting = np.zeros(steps.arrival.shape[1]), np.zeros(steps.arrival.shape[1])

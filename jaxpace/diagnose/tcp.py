@@ -155,13 +155,7 @@ def typical_trips(busy: BusyConnections, inside: Sequence[tuple[int, int]],
 
 def whose(case: EvidenceInputs, busy: BusyConnections,
           inside: Sequence[tuple[int, int]]) -> BusyLinks:
-  """Tells one host's slow link from a fabric that is slow for all.
-
-  Args:
-    case: the run.
-    busy: its connections.
-    inside: blocks in which transfers are slow, (first, one past the last).
-  """
+  """Tells one host's slow link from a fabric that is slow for all."""
   windows = busy.of(busy.seconds, inside)
   level = dict(zip(busy.processes, medians_known(windows).tolist(), strict=True))
   known = {p: value for p, value in level.items() if np.isfinite(value)}

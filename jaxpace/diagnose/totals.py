@@ -178,16 +178,7 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
 
 def _add_lateness(totals: Totals, part: slice, work: StepTimes, alone: Account,
                   number: np.ndarray, into: Callable[..., None]) -> None:
-  """Adds who was late and what it cost, by undelayed arrival.
-
-  Args:
-    totals: to add to.
-    part: slice of the step axis.
-    work: the steps.
-    alone: their account without delays.
-    number: [K] ranks that are there.
-    into: the blocks of the steps.
-  """
+  """Adds who was late and what it cost, by undelayed arrival."""
   groups = totals.groups
   ranks, size = work.valid.shape
   weight = ratio(1.0, number, 0.0)

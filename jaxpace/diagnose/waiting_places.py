@@ -260,10 +260,5 @@ class Overlap(NamedTuple):
 
 
 def overlap(found: Sequence[CollectiveShare], computing: float) -> Overlap | None:
-  """What a run's collectives hide; None without collectives.
-
-  Args:
-    found: what a step spends at each.
-    computing: seconds per step of computing while any is under way.
-  """
+  """What a run's collectives hide; None without collectives."""
   return Overlap(tuple(sorted(found, key=lambda one: -one.exposed)), computing) if found else None

@@ -77,12 +77,6 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor,
 
   Exact in the model above where all ranks leave a collective together. A rank that was not recorded
   in a step is not there in either; a step in which nobody else was recorded stays as it was.
-
-  Args:
-    run: the recorded run.
-    selected: the steps that count.
-    floor: floors of the transfers.
-    scenarios: what to take out.
   """
   if not run.collectives or not scenarios:
     return [0.0] * len(scenarios)
@@ -217,14 +211,7 @@ that are played."""
 
 def mean_steps(run: Run, found: RunGroups, mask: np.ndarray,
                changes: Sequence[Change]) -> np.ndarray:
-  """[changes] mean over ranks and counted steps of the time a step takes, seconds.
-
-  Args:
-    run: the recorded run.
-    found: who meets.
-    mask: [K] counted steps.
-    changes: the arrivals of each scenario.
-  """
+  """[changes] mean over ranks and counted steps of the time a step takes, seconds."""
   steps = np.flatnonzero(mask)
   if found.levels.all():
     # What transfers take is left out: where all meet it is the same in each scenario.

@@ -54,10 +54,6 @@ def worth(case: EvidenceInputs, asked: Sequence[WhatIfRequest]) -> Worth:
 
   Where timestamps don't tell who is last a step without skew is not known.
 
-  Args:
-    case: the run, and what is wrong with it.
-    asked: what else is to be taken out.
-
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
   """

@@ -152,11 +152,7 @@ class HostSampler:
       self._thread.join(timeout)
 
   def take(self, force: bool) -> dict[str, np.ndarray]:
-    """Samples not taken yet, as columns of the `hosts` table.
-
-    Args:
-      force: also where the last taking was just now; otherwise few at a time are left for later.
-    """
+    """Samples not taken yet, as columns of the `hosts` table."""
     now = time.monotonic()
     if not self._rows or not (force or now - self._taken_at >= _WRITE_SECONDS):
       return {}

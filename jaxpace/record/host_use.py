@@ -139,11 +139,7 @@ class HostUse:
 
   def samples(self, devices: Sequence[DeviceSteps]) -> np.ma.MaskedArray:
     """What the process did in K successive steps, each from the end of the one before on the first
-    device: [K, causes] int64, masked where not known.
-
-    Args:
-      devices: what each of them did; all steps come after those of the last call.
-    """
+    device: [K, causes] int64, masked where not known."""
     # The training loop waits for the interpreter meanwhile: arrays, no step by itself.
     self.keep()
     read, own = np.concatenate(self._read), devices[0]

@@ -67,14 +67,7 @@ class PartStore:
 
   def __init__(self, directory: pathlib.Path, table: str, run: str, process: int):
     """Opens the store; parts of the same run and process already there are kept and counted on
-    from.
-
-    Args:
-      directory: run directory.
-      table: name of the table, a key of `schema.TABLES`.
-      run: run id.
-      process: process index.
-    """
+    from."""
     self._table = table
     self._run, self._process = run, process
     directory.mkdir(parents=True, exist_ok=True)

@@ -82,9 +82,6 @@ def make_types() -> tuple[type, ...]:
 def operations(profile: Any) -> list[Operation]:
   """Reads the operations of a trace that belong to an execution and a device.
 
-  Args:
-    profile: a `jax.profiler.ProfileData`.
-
   Raises:
     ProfileError: there is no anchor in it.
   """
@@ -197,15 +194,7 @@ def iterations(ran: Sequence[Execution]) -> dict[str, int]:
 
 def program(number: int, name: str, found: Mapping[str, int], axis: str, ranks: Sequence[int]
             ) -> ObservedProgram:
-  """Describes what ran.
-
-  Args:
-    number: of the program, for its events.
-    name: its name.
-    found: how often each collective runs, see `iterations`.
-    axis: name of the data axis.
-    ranks: ranks that it ran on.
-  """
+  """Describes what ran."""
   collectives = tuple(Collective(
       index=place, name=each, kind=re.sub(r"\..*", "", each), bytes=None, operands=1, dtypes=(),
       axes=(axis,), phase="compute", enter_tag=slot_tags(place)[0],
@@ -217,12 +206,7 @@ def program(number: int, name: str, found: Mapping[str, int], axis: str, ranks: 
 
 
 def events(ran: Sequence[Execution], of: ObservedProgram) -> Executions:
-  """Returns what one device's executions would have left in the ring.
-
-  Args:
-    ran: in order.
-    of: the program.
-  """
+  """Returns what one device's executions would have left in the ring."""
   marks: list[tuple[int, int, int]] = []
   for place, one in enumerate(ran):
     for each in of.collectives:

@@ -128,9 +128,6 @@ class Writer:
   def flush(self, timeout: float) -> bool:
     """Writes everything that has come so far.
 
-    Args:
-      timeout: longest wait in seconds.
-
     Returns:
       Whether it is written; False when time ran out or recording has stopped.
     """

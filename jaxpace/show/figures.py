@@ -103,12 +103,7 @@ class BatchFigures(NamedTuple):
 
 
 def figures(steps: Columns, collectives: Columns) -> BatchFigures | None:
-  """Adds rows up; None where there is none.
-
-  Args:
-    steps: columns of the table `steps`.
-    collectives: columns of the table `collectives`.
-  """
+  """Adds rows up; None where there is none."""
   if not len(steps.get("step", ())):
     return None
   rank = np.asarray(steps["rank"])

@@ -20,7 +20,7 @@ from jaxpace.show.console import LongName, draw_bar, make_table
 from jaxpace.show.contents import answer_at, confidence, facts, latest_first, might_have_been, whom
 
 if TYPE_CHECKING:
-  from jaxpace.diagnose.forecast.forecast import Forecast
+  from jaxpace.diagnose.forecast import Forecast
 
 COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta",
           "runtime": "yellow", "pacing": "cyan"}

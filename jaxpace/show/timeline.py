@@ -91,11 +91,6 @@ def latest(run: Run, slices: int = MOST_SLICES) -> Run:
 def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timeline:
   """Builds the timeline of all ranks in the steps of the run's window.
 
-  Args:
-    run: the recorded run, or a window of it.
-    bounds: when its steps began and ended.
-    findings: what was found in it.
-
   Returns:
     The timeline, from 0 on; empty where nothing was timestamped.
   """

@@ -18,8 +18,7 @@ from rich.text import Text
 
 from jaxpace.core.words import duration, plain, plural, shortened
 from jaxpace.diagnose.floor import SHARES
-from jaxpace.diagnose.live.follower import Follower
-from jaxpace.diagnose.live.look import LateRank, Numbers, Snapshot
+from jaxpace.diagnose.follower import Follower, LateRank, Numbers, Snapshot
 from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.runs.run import RunError
 from jaxpace.show.console import draw_bar, make_console
@@ -38,13 +37,7 @@ class Screen:
   has changed."""
 
   def __init__(self, look: Snapshot, unix: float, whole: bool = False):
-    """Holds what is to be drawn.
-
-    Args:
-      look: what to show.
-      unix: s since 1970, now; says how old events are.
-      whole: everything, whatever the console's height.
-    """
+    """Holds what is to be drawn."""
     self._look, self._unix, self._whole = look, unix, whole
 
   def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -310,13 +303,7 @@ def once(follower: Follower, console: Console | None = None) -> None:
 
 
 def on_terminal(follower: Follower, console: Console, every: float) -> None:
-  """Fills the terminal until Ctrl-C, and gives it back as it was, with the last look left on it.
-
-  Args:
-    follower: of the run.
-    console: a terminal; a change of its size draws the same look again.
-    every: s between two looks.
-  """
+  """Fills the terminal until Ctrl-C, and gives it back as it was, with the last look left on it."""
   screen: Screen | None = None
   try:
     with Live(Text("Reading ..."), console=console, screen=True, refresh_per_second=_REDRAWN,

@@ -26,7 +26,7 @@ from rich.cells import cell_len
 
 from jaxpace.cli.main import main
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.follower import Follower
 from jaxpace.hang import read_rings
 from jaxpace.runs import rundir, schema
 from jaxpace.runs.reader import read_run

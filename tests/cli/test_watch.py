@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.follower import Follower
 from jaxpace.show import watch as live
 from tests.cli.terminal import Terminal
 from tests.lib.said import numbers

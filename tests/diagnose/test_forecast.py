@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, Level, MeasuredFabric
-from jaxpace.diagnose.forecast import tails
-from jaxpace.diagnose.forecast.forecast import RESAMPLED, TAIL, forecast, to_json
-from jaxpace.diagnose.forecast.sample import correlation_time, take_sample
-from jaxpace.diagnose.forecast.tails import predict_offsets, separate
+from jaxpace.diagnose import forecast_tails as tails
+from jaxpace.diagnose.forecast import RESAMPLED, TAIL, forecast, to_json
+from jaxpace.diagnose.forecast_sample import correlation_time, take_sample
+from jaxpace.diagnose.forecast_tails import predict_offsets, separate
 from jaxpace.diagnose.words.codes import Silence, codes
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import MISSING, RunError

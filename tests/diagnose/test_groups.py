@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpace.__main__ import main
-from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.follower import Follower
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.notes import Note
 from tests.diagnose.synthetic import report

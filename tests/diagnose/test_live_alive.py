@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from jaxpace.diagnose.live.alive import EventFollower, ProcessFiles, judge, longest_quiet
-from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.alive import EventFollower, ProcessFiles, judge, longest_quiet
+from jaxpace.diagnose.follower import Follower
 from jaxpace.hang.alarms import EventFile, Late, LateProcess
 from tests.lib.said import numbers
 from tests.show.growing import Growing

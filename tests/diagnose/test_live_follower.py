@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxpace.diagnose import follower as followers
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.live import follower as followers
-from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.follower import Follower
 from jaxpace.diagnose.selected_steps import WARMUP_STEPS
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs import growing as parts

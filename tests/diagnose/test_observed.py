@@ -14,7 +14,7 @@ import pytest
 from jaxpace.core.detail import is_detailed
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.follower import Follower
 from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note

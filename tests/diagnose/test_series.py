@@ -15,8 +15,8 @@ from jaxpace.diagnose import series as document
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.floor import SHARES
-from jaxpace.diagnose.forecast.forecast import forecast
-from jaxpace.diagnose.forecast.sample import take_sample
+from jaxpace.diagnose.forecast import forecast
+from jaxpace.diagnose.forecast_sample import take_sample
 from jaxpace.diagnose.pacing import measured
 from jaxpace.diagnose.series import distribution, skew_map, where
 from jaxpace.runs.reader import read_run

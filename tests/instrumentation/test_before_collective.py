@@ -13,7 +13,7 @@ import jaxpace
 from jaxpace.core import packing
 from jaxpace.core.types import Decision, Hold, Pacer
 from jaxpace.diagnose import accounting, step_times
-from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.follower import Follower
 from jaxpace.diagnose.phases import phase_medians
 from jaxpace.instrumentation import before_collective
 from jaxpace.runs.dense import read_bounds

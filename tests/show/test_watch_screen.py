@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxpace.diagnose.live.alive import Alert, Liveness
-from jaxpace.diagnose.live.follower import Follower
-from jaxpace.diagnose.live.look import LateRank, Numbers, Snapshot
+from jaxpace.diagnose.alive import Alert, Liveness
+from jaxpace.diagnose.follower import Follower, LateRank, Numbers, Snapshot
 from jaxpace.diagnose.pacing import GuardEstimate
 from jaxpace.diagnose.selected_steps import StepTime
 from jaxpace.show import watch as live

@@ -11,21 +11,14 @@ from jaxpace.diagnose.lateness import series_changes, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.waiting_places import most_waited
-from jaxpace.diagnose.words.advice import advise
 from jaxpace.diagnose.words.codes import Sentence, Verdict
-from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.evidence import Evidence, advise
 from jaxpace.diagnose.words.names import hosts_of, percent, ranks_by_host, some_ranks
 
 
 def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | None:
   """Describes the waiting for intermittently late ranks; None where it costs little, throughout and
-  in any stretch.
-
-  Args:
-    case: the run.
-    seconds: of it, a step, for ranks that compute longer.
-    suspected: by which it is judged whether that is much.
-  """
+  in any stretch."""
   run, totals, lateness = case.run, case.totals, case.lateness
   by_block = (lateness.intermittent.by_block
               - (case.selected.means(totals.waiting_gap) - lateness.persistent.for_gaps))

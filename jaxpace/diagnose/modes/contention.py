@@ -15,9 +15,8 @@ from jaxpace.diagnose.mechanism import crowded_processors, per_step
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_contended
-from jaxpace.diagnose.words.advice import advise
 from jaxpace.diagnose.words.codes import Sentence, Verdict
-from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.evidence import Evidence, advise
 from jaxpace.diagnose.words.names import (
   hosts_of_processes,
   milliseconds,

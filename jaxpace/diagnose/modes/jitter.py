@@ -23,9 +23,8 @@ from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import mean_known, merged
-from jaxpace.diagnose.words.advice import against_pauses
 from jaxpace.diagnose.words.codes import Verdict
-from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.evidence import Evidence, against_pauses
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent, some_ranks
 
 

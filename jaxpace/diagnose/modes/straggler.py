@@ -19,9 +19,8 @@ from jaxpace.diagnose.modes.contention import SlowTransfers
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import MAX_COARSE, mean_known
 from jaxpace.diagnose.waiting_places import late_at
-from jaxpace.diagnose.words.advice import ADVICE, advise
 from jaxpace.diagnose.words.codes import Sentence, Verdict
-from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.evidence import ADVICE, Evidence, advise
 from jaxpace.diagnose.words.names import (
   NAMED,
   hosts_of,
@@ -40,14 +39,7 @@ from jaxpace.runs.run import Run
 
 def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor,
          bad: Bad | None = None) -> Finding | None:
-  """Describes ranks that are late for good or for a long while; None where that costs little.
-
-  Args:
-    case: the run.
-    episodes: when they are late.
-    held: what the job waits for them.
-    bad: the place that explains it, if one does.
-  """
+  """Describes ranks that are late for good or for a long while; None where that costs little."""
   share = held.seconds / case.mean_step
   if not episodes or share < LEAST:
     return None

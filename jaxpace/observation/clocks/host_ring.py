@@ -79,18 +79,12 @@ def unavailable() -> str:
     Empty where programs with timestamps can run; else a sentence that says why not, and what to do.
   """
   platform = jax.local_devices()[0].platform
-  if platform not in ("cpu", "gpu", "cuda"):
-    return (f"There are no timestamps for {platform}: jaxpace knows no clock that a program can "
-            "read there. jaxpace.ProfiledRecorder samples profiles of the step as it is.")
-  return ("" if platform == "cpu" else stream.unavailable()) or library.unavailable() or unwritable(
+  return _unfit(platform) or library.unavailable() or unwritable(
       "native" if platform == "cpu" else "stream")
 
 
 def unwritable(clock: str) -> str:
   """Makes the ring for the events of a step, unless that has been done.
-
-  Args:
-    clock: name of its clock, which has been resolved.
 
   Returns:
     Empty where they have a place to go to; else why not, in a sentence.
@@ -146,6 +140,16 @@ def _put(ring: Ring, buffer: int, program: int, tag: int, ns: int) -> None:
   ring.events[buffer, index % ring.layout.capacity] = (
       ns, program << TAG_BITS | tag, (index + 1) % 2**32)
   ring.blocks["head"][buffer] = index + 1
+
+
+def _unfit(platform: str) -> str:
+  """Why devices of a platform can't have timestamps; empty where they can."""
+  if platform == "cpu":
+    return ""
+  if platform in ("gpu", "cuda"):
+    return stream.unavailable()
+  return (f"There are no timestamps for {platform}: jaxpace knows no clock that a program can read "
+          "there. jaxpace.ProfiledRecorder samples profiles of the step as it is.")
 
 
 def _gpus(devices: list[jax.Device]) -> str:

@@ -50,9 +50,6 @@ def prepare(arrays: Sequence[jax.Array]) -> list[jax.Array]:
   `jax.shard_map(check_vma=True)` all operands of a primitive must vary over the same mesh axes, so
   each is cast to the union.
 
-  Args:
-    arrays: any shapes and dtypes.
-
   Returns:
     The arrays.
   """

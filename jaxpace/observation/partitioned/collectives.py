@@ -150,10 +150,6 @@ def found_in(program: Program, partitions: int) -> list[Collective]:
   """Collectives of a compiled program, in the order in which they run: what it says of them alone,
   so without tags, axes and phases; who meets is told by numbers of partitions.
 
-  Args:
-    program: to look in.
-    partitions: how many there are.
-
   Raises:
     TimestampError: the groups of one are written in a form that is not known.
     WireError: the program is cut short.
@@ -165,10 +161,6 @@ def found_in(program: Program, partitions: int) -> list[Collective]:
 def function_of(program: Program, caller: tuple[str, int]) -> str:
   """Name of the Python function that was compiled: the outermost one within the call, of those that
   its collectives come from and that have a name of their own.
-
-  Args:
-    program: to look in.
-    caller: file and line of the call for which it was compiled.
 
   Returns:
     The name; "" where no collective comes from within the call, as when the function was traced by
@@ -234,9 +226,6 @@ def source_line(frames: Sequence[Frame]) -> str | None:
   A trainer that is installed itself has none: its innermost line outside of JAX then, such as
   "flax/linen/linear.py:287". Paths are those by which Python imports the file, so they say more
   than a name that many packages use.
-
-  Args:
-    frames: the calls, innermost first.
 
   Returns:
     Path and line; None without frames.

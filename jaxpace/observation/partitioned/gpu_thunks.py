@@ -50,11 +50,7 @@ _TYPED_FFI = 4
 
 def unnamed(kind: str) -> str:
   """Under what collectives are counted whose thunk has another name than their instruction: pairs
-  of start and end that jaxlib 0.10 runs as one.
-
-  Args:
-    kind: of collective, such as "all-reduce".
-  """
+  of start and end that jaxlib 0.10 runs as one."""
   return f"{kind} of another name"
 
 

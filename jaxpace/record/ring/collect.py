@@ -204,11 +204,7 @@ class Collector:
 
   def settle(self, buffers: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
     """Returns what has ended on all devices since the last call: program and number of each
-    execution, in the order in which they began.
-
-    Args:
-      buffers: of each program, the device buffers whose devices it runs on.
-    """
+    execution, in the order in which they began."""
     fresh: list[tuple[int, int, int]] = []
     for number, of in buffers.items():
       begin, end = self._settled.get(number, 0), self._ended_on_all(number, of)

@@ -121,10 +121,6 @@ class Splitter:
     """Takes events and gives the executions that they bring to an end.
 
     One that has not ended when the next begins is dropped.
-
-    Args:
-      tag: [k] uint32, without the program's number.
-      ns: [k] int64.
     """
     tag, ns = np.concatenate([self._tag, tag]), np.concatenate([self._ns, ns])
     ends = np.flatnonzero(tag == END_TAG)

@@ -127,12 +127,7 @@ class StepFinder:
 
   def guess(self, source: PlannedPrograms, collector: Collector) -> list[StepCalls]:
     """The steps that are over, if nothing followed, as long as it isn't sure what the step is: of
-    this process alone, and nothing is settled by it.
-
-    Args:
-      source: the programs, to which the step is told.
-      collector: has what was executed; steps are taken out of it.
-    """
+    this process alone, and nothing is settled by it."""
     other = StepFinder(source, collector, self._match,
                        lambda found, last, _first: found if last else None, self._next)
     other._final, other._iteration_of = False, self._iteration_of

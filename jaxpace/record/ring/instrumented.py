@@ -55,11 +55,7 @@ def _times(executions: Executions, plan: Plan) -> np.ndarray:
 def held_in_ring(plan: Plan) -> list[tuple[Decisions, np.ndarray]]:
   """Returns the steps that the ring still holds, of each of this process's devices that ran any: n
   of them in the order in which they ran, and their times, [n, timestamps] int64 ns in the order of
-  the plan's; 0 where not taken.
-
-  Args:
-    plan: the instrumented function's, whose events are somewhere.
-  """
+  the plan's; 0 where not taken."""
   assert plan.program is not None, "the step has events"
   number, collector = plan.program, Collector(before=True)
   collector.collect(lambda: (number,))
@@ -252,13 +248,7 @@ class InstrumentedStep(PlannedPrograms):
 
 
 def observed_program(plan: Plan, settings: dict[str, Any], ranks: int) -> ObservedProgram:
-  """What the timestamps of an instrumented step mean, with who meets in its collectives.
-
-  Args:
-    plan: of the step.
-    settings: the step's, with the mesh and the axis.
-    ranks: of the job.
-  """
+  """What the timestamps of an instrumented step mean, with who meets in its collectives."""
   assert plan.program is not None
 
   def grouped(one: Collective) -> Collective:

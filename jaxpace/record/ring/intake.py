@@ -57,13 +57,7 @@ class StepTables(abc.ABC):
   """Whether it isn't sure yet which executions are the steps."""
 
   def __init__(self, process: int, attempt: int, detail: int | str):
-    """Begins.
-
-    Args:
-      process: index of this process.
-      attempt: attempt of the run.
-      detail: write one step in so many in detail, or "auto".
-    """
+    """Begins."""
     self._process, self._attempt = process, attempt
     self.losses = Losses()
     self._detail = Detail(detail)

@@ -37,11 +37,7 @@ _POLICY = ("default-src 'none'; script-src {scripts}; style-src {style}; img-src
 
 
 def page(document: dict[str, Any]) -> str:
-  """The page of a report.
-
-  Args:
-    document: the JSON report with its section `series`.
-  """
+  """The page of a report."""
   figures = DocumentFigures(document)
   style, library, script = _asset("page.css"), _asset(LIBRARY), _script()
   policy = _POLICY.format(scripts=f"{_hash(library)} {_hash(script)}", style=_hash(style))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jaxpace.cli.main import main
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.files import UserError
-from jaxpace.record.nccl.convert import convert
-from jaxpace.record.nccl.records import Record, members, read_dumps, streams
+from jaxpace.record.nccl_dumps import Record, members, read_dumps, streams
+from jaxpace.record.nccl_run import convert
 from jaxpace.runs.reader import read_run
 from tests.record.nccl.dumps import Job, batches, line
 

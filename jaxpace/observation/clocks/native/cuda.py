@@ -127,10 +127,6 @@ def tell(driver: Driver, blocks: Sequence[tuple[int, DriverGpu, int]]) -> None:
   """Tells the handlers where the blocks of this process's GPUs are, and with what kernels they take
   timestamps; only where `unavailable` is empty.
 
-  Args:
-    driver: whose functions they call.
-    blocks: (number of the GPU in this process, the GPU, address of its block in its memory).
-
   Raises:
     DriverError: a GPU has a number that is too high, or refuses a kernel.
   """

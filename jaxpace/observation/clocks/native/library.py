@@ -24,9 +24,6 @@ def whole(path: pathlib.Path) -> bool:
   page beyond its end is a SIGBUS, which no `except` catches. Linkers write the table of sections
   last: with any piece of the end missing, or left as zeros, that table is wrong.
 
-  Args:
-    path: the library.
-
   Returns:
     True as well for what is no 64-bit ELF file: other systems' loaders check for themselves, and
     anything else is refused by the loader with an error.

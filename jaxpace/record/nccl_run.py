@@ -15,7 +15,7 @@ from jaxpace.core.plan import Collective
 from jaxpace.core.words import plural
 from jaxpace.files import UserError
 from jaxpace.record.columns import picked, whose
-from jaxpace.record.nccl.records import (
+from jaxpace.record.nccl_dumps import (
   MOST_RECORDS,
   Dumps,
   Key,

@@ -17,8 +17,8 @@ import numpy as np
 from scipy import special
 
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
-from jaxpace.diagnose.forecast.sample import MIN_STEPS, ONE_SIZE, Sample, new_tier, transfers
-from jaxpace.diagnose.forecast.tails import (
+from jaxpace.diagnose.forecast_sample import MIN_STEPS, ONE_SIZE, Sample, new_tier, transfers
+from jaxpace.diagnose.forecast_tails import (
   Noise,
   Pooled,
   calibration,

@@ -281,10 +281,6 @@ def streams(records: Sequence[Record],
   What repeats in all communicators alike is taken for a step: the smallest pattern of sizes of
   each, as often as makes the numbers of repetitions equal.
 
-  Args:
-    records: all of them.
-    each_step: collectives of a rank in one step, where the user knows; None finds it.
-
   Returns:
     The streams that repeat, and sentences on what was left out or is not sure.
 

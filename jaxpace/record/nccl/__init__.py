@@ -1,1 +1,0 @@
-"""Reads what NCCL's Inspector wrote of a job into a run."""
