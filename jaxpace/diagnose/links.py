@@ -156,11 +156,9 @@ class Culprit(NamedTuple):
     return {**self._asdict(), "sentence": self.sentence()}
 
 
-class _Hypothesis(NamedTuple):
-  kind: Kind
-  hosts: tuple[int, ...]  # numbers of hosts
-  processes: tuple[int, ...]
-  pairs: np.ndarray  # [N] bool
+_Hypothesis = tuple[Kind, tuple[int, ...], tuple[int, ...], np.ndarray]
+"""What may be slow: kind, numbers of hosts, processes, and which pairs would be slow then, [N]
+bool."""
 
 
 def infer(seconds: np.ndarray, hosts: Sequence[str]) -> tuple[tuple[Culprit, ...], str]:
@@ -194,7 +192,7 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> tuple[tuple[Culprit, ...
     return (), ("All processes are on two hosts: a slow host can't be separated from its peer or "
                 "the link. Probe with a third." if len(names) == 2
                 else "Too few pairs were measured to compare them.")
-  sets = [one.pairs for one in tried]
+  sets = [pairs for *_, pairs in tried]
   chosen: dict[int, float] = {}  # number of a hypothesis: its shift
   while len(chosen) < _MOST:
     probability, shift = _compare(y - _explained(chosen, sets), tier, sets)
@@ -208,10 +206,10 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> tuple[tuple[Culprit, ...
   for best in chosen:
     rest = {other: shift for other, shift in chosen.items() if other != best}
     probability, shift = _compare(y - _explained(rest, sets), tier, sets)
-    one, ratio = tried[best], math.exp(shift[best])
-    needed = LINK_CONFIDENCE if one.kind in ("link", "direction") else CONFIDENCE
+    (kind, own, processes, _), ratio = tried[best], math.exp(shift[best])
+    needed = LINK_CONFIDENCE if kind in ("link", "direction") else CONFIDENCE
     if probability[1 + best] >= needed and ratio >= SMALLEST_RATIO:
-      culprits.append(Culprit(one.kind, tuple(names[h] for h in one.hosts), one.processes, ratio,
+      culprits.append(Culprit(kind, tuple(names[h] for h in own), processes, ratio,
                               float(probability[1 + best])))
     else:
       reason = reason or _ambiguous(probability, tried, shift, names)
@@ -231,7 +229,7 @@ def _hypotheses(sender: np.ndarray, receiver: np.ndarray, of: np.ndarray, tier: 
   def add(kind: Kind, hosts: tuple[int, ...], processes: np.ndarray, pairs: np.ndarray) -> None:
     if not pairs.any() or any(((tier == t) & ~pairs).sum() < 2 for t in set(tier[pairs])):
       return
-    found.append(_Hypothesis(kind, hosts, tuple(int(p) for p in processes), pairs))
+    found.append((kind, hosts, tuple(int(p) for p in processes), pairs))
 
   between = tier == 1
   for h in range(int(of.max()) + 1):
@@ -304,7 +302,7 @@ def _ambiguous(probability: np.ndarray, tried: Sequence[_Hypothesis], shift: np.
   if not order:
     return ""
   words = [
-      f"{tried[i].kind} {' to '.join(names[h] for h in tried[i].hosts)} "
+      f"{tried[i][0]} {' to '.join(names[h] for h in tried[i][1])} "
       f"({100 * probability[1 + i]:.0f} %)"
       for i in order]
   return (f"Something may be slow, but not surely: {', '.join(words)}. Probe again, with "

@@ -17,11 +17,11 @@ import numpy as np
 from jaxpace.diagnose.floor import Floor, running_minimum
 from jaxpace.diagnose.groups import RunGroups, run_groups, step_through
 from jaxpace.diagnose.ledger import evened, leave
-from jaxpace.diagnose.limits import CELLS, KEPT, MIN_STEPS
+from jaxpace.diagnose.limits import CELLS, KEPT, MIN_STEPS, SAME
 from jaxpace.diagnose.phases import pauses_by_rank
-from jaxpace.diagnose.repaired import repair, sampled
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, chunks, counted
+from jaxpace.diagnose.totals import typical
 from jaxpace.runs.run import MISSING, Run
 
 
@@ -105,7 +105,7 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor,
               if scenario.pauses or scenario.contention or scenario.together else steady)
     changed[0] += left - work.runtime
     if mended is not None:
-      changed = mended.arrivals(changed, left, scenario.ranks)
+      changed = mended(changed, left, scenario.ranks)
     if parts is not None and scenario.uneven:  # all but the gaps, times each rank's part
       changed *= parts[:, None]
       changed[0] += work.runtime * (1 - parts[:, None])
@@ -270,3 +270,101 @@ def _play(found: RunGroups, arrivals: np.ndarray, transfers: np.ndarray | None =
       if transfers is not None:
         time = time + transfers[c, k]
   return np.asarray(time.mean(axis=0))
+
+
+# Ranks as quick as the typical one: what they would be busy for, were what is wrong mended.
+#
+# A rank that is gone makes a step shorter than a mended one does: of fewer ranks that vary the last
+# one comes earlier. So a mended rank keeps a time of its own in each step: where it was as late as
+# in one of ten of its own steps, it is now as late as the typical rank in one of ten.
+
+_SAMPLED_STEPS = 256
+"""Steps that quantiles are taken of at least, if there are as many."""
+_QUANTILES = 129
+
+Mend = Callable[[np.ndarray, np.ndarray, Sequence[int]], np.ndarray]
+"""From [C, R, K] s busy, [R, K] s of that between two steps, and ranks to what all would be busy
+for with those mended: never longer than they are."""
+
+
+def repair(run: Run, mask: np.ndarray, found: RunGroups, ranks: Sequence[int]) -> Mend:
+  """Looks at how long ranks are busy, of which some may then be mended.
+
+  The typical rank is the lower median, at each quantile, of those that take the same part in a
+  step, and of a gap of all those that are joined. What a rank still does longer in a step than the
+  typical of all those it is joined with is left out as well: all that take its part may be slow, a
+  stage of a pipeline.
+  """
+  joined, roles = found.joined, found.roles
+  times = _sampled(run, mask)
+  known = np.isfinite(times[0])
+  there = known.any(axis=1)
+  at = np.linspace(0, 1, _QUANTILES)
+  quantiles = np.full((*times.shape[:2], _QUANTILES), np.nan)
+  for rank in np.flatnonzero(there).tolist():
+    quantiles[:, rank] = np.quantile(times[:, rank, known[rank]], at, axis=1,
+                                     method="inverted_cdf").T
+  usual = np.concatenate([_typical(quantiles[:1], joined), _typical(quantiles[1:], roles)])
+  whole = np.full(run.ranks, np.nan)
+  whole[there] = np.nanmean(times[1:, there].sum(axis=0), axis=1)
+  typical_whole, rest = typical(whole, joined), dict[int, float]()
+  for rank in (rank for rank in ranks if there[rank]):
+    left = float(_mended(times[:, rank, known[rank]], quantiles[:, rank], usual[:, rank]
+                         )[1:].sum(axis=0).mean())
+    rest[rank] = min(1.0, typical_whole[rank] / left) if left > 0 else 1.0
+
+  def mend(arrival: np.ndarray, gap: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
+    result = arrival.copy()
+    for rank in set(chosen) & rest.keys():
+      rows = _mended(_rows(arrival[:, [rank]], gap[[rank]])[:, 0], quantiles[:, rank],
+                     usual[:, rank])
+      result[:, rank] = rows[1:] * rest[rank]
+      result[0, rank] += rows[0]
+    return result
+
+  return mend
+
+
+def sampled(run: Run, mask: np.ndarray) -> np.ndarray:
+  """[K] bool, counted steps evenly spread over the run, of which quantiles are taken."""
+  steps = np.flatnonzero(mask)
+  most = max(_SAMPLED_STEPS, CELLS // max(1, run.ranks * len(run.collectives)))
+  some = np.zeros(len(mask), bool)
+  some[steps[::max(1, -(-len(steps) // most))]] = True
+  return some
+
+
+def _sampled(run: Run, mask: np.ndarray) -> np.ndarray:
+  """[1 + C, R, K] gaps and busy times, s, of counted steps evenly spread over the run; NaN where
+  not known."""
+  some = sampled(run, mask)
+  return np.concatenate([
+      np.where(work.valid, _rows(work.undelayed, work.runtime), np.nan)[..., some[part]]
+      for part, work in counted(run, some)], axis=2)
+
+
+def _rows(arrival: np.ndarray, gap: np.ndarray) -> np.ndarray:
+  """[1 + C, R, K] gaps, and what else is done before each collective."""
+  rows = np.concatenate([gap[None], arrival])
+  rows[1] -= gap
+  return rows
+
+
+def _typical(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+  """[1 + C, R, Q] of the typical rank of each one's group."""
+  return np.moveaxis(typical(np.moveaxis(values, 1, 0), group), 0, 1)
+
+
+def _mended(rows: np.ndarray, own: np.ndarray, typical: np.ndarray) -> np.ndarray:
+  """[1 + C, K] rows of a rank, none longer than it is."""
+  return np.stack([np.minimum(*of) for of in
+                   zip(rows, map(_mapped, rows, own, typical), strict=True)])
+
+
+def _mapped(values: np.ndarray, own: np.ndarray, typical: np.ndarray) -> np.ndarray:
+  """[K] typical values at the quantiles that values have among the own ones, both [Q]; where many
+  own ones are the same, at the middle of these."""
+  low = np.searchsorted(own, values - SAME, side="left")
+  high = np.searchsorted(own, values + SAME, side="right")
+  return np.where(high - low > 1, typical[np.minimum((low + high) // 2, len(own) - 1)],
+                  np.interp(values, own, typical))

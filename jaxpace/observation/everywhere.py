@@ -93,12 +93,12 @@ class Watcher(ObservedFunction):
         reason, made = self.timestamped(request)
       except Exception as error:
         reason = in_a_line(error)
-    executable = request.compile() if made is None else made.executable
+    executable = request.compile() if made is None else made[0]
     try:
       if made is None:
         self.left(request, reason)
       else:
-        self.marked(made.program, request)
+        self.marked(made[1], request)
     except Exception:
       # What goes wrong here is nothing to the program.
       _LOG.debug("observe", exc_info=True)
@@ -108,7 +108,8 @@ class Watcher(ObservedFunction):
     """By what a program goes."""
     return self.title or request.name
 
-  def timestamped(self, request: compiling.Request) -> tuple[str, program.Timestamped | None]:
+  def timestamped(self, request: compiling.Request
+                  ) -> tuple[str, tuple[Any, ObservedProgram] | None]:
     """The program with timestamps, if all processes that must agree have one; else why there is
     none, empty where it has no collectives."""
     began, name = time.monotonic(), self.name_of(request)
@@ -116,8 +117,8 @@ class Watcher(ObservedFunction):
     try:
       made = _compiled(request, name)
       if made is not None and self.exact:
-        comparing.Comparison(name, request.devices, made.executable, request.compile(),
-                             functools.partial(self.refused, made.program))
+        comparing.Comparison(name, request.devices, made[0], request.compile(),
+                             functools.partial(self.refused, made[1]))
     except Exception as error:
       # Anything that goes wrong in a compiler: the program itself must run.
       _LOG.debug("observe", exc_info=True)
@@ -189,7 +190,7 @@ def _loaded(name: str, devices: Sequence[Any]) -> None:
     _recording.leave(name, devices, _SERIALIZED)
 
 
-def _compiled(request: compiling.Request, name: str) -> program.Timestamped | None:
+def _compiled(request: compiling.Request, name: str) -> tuple[Any, ObservedProgram] | None:
   """A program compiled with timestamps; None where it has no collectives.
 
   Raises:
@@ -198,7 +199,7 @@ def _compiled(request: compiling.Request, name: str) -> program.Timestamped | No
   if reason := host_ring.unavailable():
     raise RuntimeError(reason)
   made = program.timestamped(request, programs.next_number, name, host_ring.ranks())
-  return None if made is None else made._replace(program=_with_decisions(made.program))
+  return None if made is None else (made[0], _with_decisions(made[1]))
 
 
 class Everywhere(Watcher):

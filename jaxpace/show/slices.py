@@ -28,13 +28,6 @@ class Track(NamedTuple):
   thread: int | None
 
 
-class Flow(NamedTuple):
-  """An arrow from one slice to another; both are indices of slices."""
-
-  begin: int
-  end: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Timeline:
   """All slices of all tracks. N slices; those of a track lie together, nest properly and rise with
@@ -48,7 +41,7 @@ class Timeline:
   end: np.ndarray  # [N] int64 ns
   step: np.ndarray  # [N] int64 number of the step, -1 for none
   details: dict[int, dict[str, str | int | float]]  # of some slices, by index
-  flows: tuple[Flow, ...]
+  flows: tuple[tuple[int, int], ...]  # arrows from one slice to another, by their indices
   # of the job: [n] int64 ns and [n] float64 values, by name
   counters: dict[str, tuple[np.ndarray, np.ndarray]]
   spread: float  # seconds, see `Alignment`
@@ -76,8 +69,8 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
              "dur": (end - begin) / 1e3, **_place(timeline.tracks[track])}
     details = {**({"step": step} if step >= 0 else {}), **timeline.details.get(i, {})}
     yield {**event, "args": details} if details else event
-  for number, flow in enumerate(timeline.flows, 1):
-    for phase, at in (("s", flow.begin), ("f", flow.end)):
+  for number, (source, target) in enumerate(timeline.flows, 1):
+    for phase, at in (("s", source), ("f", target)):
       event = {"ph": phase, "id": number, "name": "late", "cat": "jaxpace",
                "ts": int(timeline.begin[at]) / 1e3,
                **_place(timeline.tracks[int(timeline.track[at])])}

@@ -18,7 +18,6 @@ from jaxpace.runs.run import MISSING, PAUSES, Run, cut
 from jaxpace.show.slices import (
   JOB,
   UNKNOWN,
-  Flow,
   Slices,
   Timeline,
   Track,
@@ -136,9 +135,8 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
       tracks=tuple(tracks), names=tuple(gathered.names), track=columns["track"],
       name=columns["name"], begin=columns["begin"] - origin, end=columns["end"] - origin,
       step=columns["step"], details=details,
-      flows=tuple(flow for flow in (Flow(int(place[a]), int(place[b])) for a, b in flows)
-                  if (columns["begin"][flow.begin], flow.begin)
-                  < (columns["begin"][flow.end], flow.end)),
+      flows=tuple((a, b) for a, b in ((int(place[a]), int(place[b])) for a, b in flows)
+                  if (columns["begin"][a], a) < (columns["begin"][b], b)),
       counters={name: (at - origin, values) for name, (at, values) in counters.items()},
       spread=alignment.spread, apart=alignment.apart)
 

@@ -273,20 +273,9 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
   return plain(" ".join([*words, *news]), encoding)
 
 
-class News:
-  """Picks the sentences on onsets, events and notes that are new."""
-
-  def __init__(self) -> None:
-    """Everything is new."""
-    self._shown: set[str] = set()
-
-  def of(self, look: Snapshot) -> list[str]:
-    """Returns new sentences, in their order."""
-    every = ([alert.sentence for alert in look.alerts] + [event.sentence for event in look.events]
-             + list(look.notes))
-    fresh = [sentence for sentence in dict.fromkeys(every) if sentence not in self._shown]
-    self._shown = set(every)
-    return fresh
+def sentences(look: Snapshot) -> dict[str, None]:
+  """The sentences on onsets, events and notes, in their order, each once."""
+  return dict.fromkeys([*(alert.sentence for alert in (*look.alerts, *look.events)), *look.notes])
 
 
 def once(follower: Follower, console: Console | None = None) -> None:
@@ -330,11 +319,13 @@ def in_lines(follower: Follower, every: float,
   Raises:
     BrokenPipeError: the reader has left.
   """
-  news, encoding = News(), sys.stdout.encoding or "utf-8"
+  said: dict[str, None] = {}
   while True:
     begin = time.monotonic()
     look = follower.poll(begin, time.time())
-    print(line(look, news.of(look), encoding), flush=True)
+    before, said = said, sentences(look)
+    news = [sentence for sentence in said if sentence not in before]
+    print(line(look, news, sys.stdout.encoding or "utf-8"), flush=True)
     if look.state.kind == "ended":
       return
     sleep(max(begin + every - time.monotonic(), 0.0))

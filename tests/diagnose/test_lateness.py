@@ -8,7 +8,7 @@ from scipy import stats
 
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.episodes import student_cdf
-from jaxpace.diagnose.modes.jitter import LongGaps
+from jaxpace.diagnose.modes import jitter
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent
@@ -180,7 +180,9 @@ def test_a_process_is_named_if_chance_would_not_give_any_one_so_many_pauses(stru
   most = struck.count(2)
   ways = itertools.product(range(8), repeat=len(struck))
   chance = np.mean([max(way.count(process) for process in set(way)) >= most for way in ways])
-  assert LongGaps(case_of(run)).ranks() == ([4, 5] if chance < 0.01 else [])
+  case = case_of(run)
+  found = jitter.who_pauses(case, jitter._beyond_usual(case)[0], jitter.standing_out(case))
+  assert found == ([4, 5] if chance < 0.01 else [])
 
 
 @pytest.mark.parametrize("fault", [Fault("rotating", 8e-3), Fault("jitter", 6e-3)])

@@ -138,8 +138,9 @@ def test_arrows_go_from_the_late_rank_forward_in_time(trace):
   assert all([end for _, end in ends] == [False, True] for ends in flows.values())
   for flow in timeline.flows[:-1]:
     source, target = (timeline.tracks[timeline.track[i]] for i in flow)
-    assert timeline.step[flow.begin] == timeline.step[flow.end] and source.process != target.process
-  ranks = [timeline.tracks[timeline.track[flow.begin]].name for flow in timeline.flows]
+    begin, end = flow
+    assert timeline.step[begin] == timeline.step[end] and source.process != target.process
+  ranks = [timeline.tracks[timeline.track[begin]].name for begin, _ in timeline.flows]
   assert ranks.count("rank 3") > 0.5 * len(ranks)
 
 

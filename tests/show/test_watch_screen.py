@@ -119,16 +119,14 @@ def test_sparklines():
 
 
 def test_a_line_holds_what_the_screen_does_and_news_come_once():
-  news = live.News()
   view = look(numbers=numbers(delayed=0.1, guard=GuardEstimate(True, -0.031, None, 3)))
-  said = live.line(view, news.of(view))
+  said = live.line(view, list(live.sentences(view)))
   assert said == (
       "step 12,345 (attempt 2); 40.0 ms per step (median 39.0 ms, 99th percentile 55.0 ms); "
       "compute 50.0 %, skew 25.0 %, transfer 12.5 %, contention 0.0 %, runtime 12.5 %, pacing 0.0 "
       "%; latest rank 0 on host7 by 3.00 ms; guard on, effect -3.1 %; rows 1.2 s old. Step 200: "
       "rank 3 is late, by 9 % of the step, since about step 190. 1 rank recorded nothing in the "
       "steps shown: 9.")
-  assert news.of(view) == []
-  assert news.of(view._replace(alerts=(*view.alerts, Alert("Another.", True)))) == ["Another."]
+  assert list(live.sentences(view._replace(events=view.alerts))) == list(live.sentences(view))
   waiting = look(numbers=None, step=-1, age=None, state=Liveness("waiting", "Nothing yet."))
   assert live.line(waiting, []) == "Nothing yet."

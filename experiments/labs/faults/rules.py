@@ -116,11 +116,11 @@ RULES = (
     Rule("pauses.few", "pauses are no finding if a few blocks hold them",
          {"modes.jitter:SELDOM": 0.0}),
     Rule("pauses.alone", "a process that alone pauses long and often is named without a cause",
-         {"modes.jitter:LongGaps.standing_out": None}),
+         {"modes.jitter:standing_out": _answer(None)}),
     Rule("pauses.columns", "who pauses is told by measured causes, not by gaps",
          {"modes.jitter:held_by_causes": _answer(None)}),
     Rule("pauses.chance", "nobody is named whose part in the pauses may be chance",
-         {"modes.jitter:LongGaps._by_chance": _answer(False)}),
+         {"modes.jitter:_by_chance": _answer(False)}),
     # Slow transfers.
     Rule("slow.stretch", "transfers slow in a stretch of the run",
          {"modes.contention:_stretch": _answer(None)}),

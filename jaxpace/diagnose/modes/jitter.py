@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -28,102 +27,105 @@ from jaxpace.diagnose.words.evidence import Evidence, against_pauses
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent, some_ranks
 
 
-class LongGaps:
-  """Gaps beyond each rank's usual one, and the waiting for them."""
+def _beyond_usual(case: EvidenceInputs) -> tuple[np.ndarray, float, np.ndarray]:
+  """Gaps beyond each rank's usual one, s per step: [R]; the mean over ranks; and by block that with
+  the waiting for them, [B]."""
+  totals, selected = case.totals, case.selected
+  mean = totals.per_rank["runtime"] / np.maximum(totals.present, 1)
+  usual = np.nan_to_num(case.phases.get("gap", np.zeros(len(mean))))
+  present = totals.present / max(1, int(totals.present.sum()))
+  own = totals.per_step["runtime"] - float((usual * present).sum())
+  return (np.where(totals.present > 0, np.clip(mean - usual, 0.0, None), 0.0),
+          max(float(np.nanmean(own[selected.mask])), 0.0) if selected.size else 0.0,
+          selected.means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap))
 
-  def __init__(self, case: EvidenceInputs):
-    totals, selected = case.totals, case.selected
-    self.case, self.waiting = case, case.lateness.intermittent.for_gaps
-    mean = totals.per_rank["runtime"] / np.maximum(totals.present, 1)
-    usual = case.phases.get("gap", np.zeros(len(mean)))
-    # [R] s per step
-    self.excess = np.where(totals.present > 0, np.clip(mean - np.nan_to_num(usual), 0.0, None), 0.0)
-    present = totals.present / max(1, int(totals.present.sum()))
-    base = float((np.nan_to_num(usual) * present).sum())
-    own = totals.per_step["runtime"] - base
-    self.own = max(float(np.nanmean(own[selected.mask])), 0.0) if selected.size else 0.0
-    self.by_block = selected.means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
 
-  def confidence(self) -> float:
-    """That it is not the work of a few blocks: without the worst of them, and with the others cut
-    to the next."""
-    beyond = merged(self.by_block - self.case.lateness.persistent.for_gaps,
-                    self.case.totals.block_steps.sum(axis=0))
-    beyond = beyond[np.isfinite(beyond)]
-    return confidence(np.minimum(beyond, np.quantile(beyond, 1 - SELDOM))) if beyond.size else 0.0
+def _confidence(case: EvidenceInputs, by_block: np.ndarray) -> float:
+  """That pauses are not the work of a few blocks: without the worst of them, and with the others
+  cut to the next."""
+  beyond = merged(by_block - case.lateness.persistent.for_gaps,
+                  case.totals.block_steps.sum(axis=0))
+  beyond = beyond[np.isfinite(beyond)]
+  return confidence(np.minimum(beyond, np.quantile(beyond, 1 - SELDOM))) if beyond.size else 0.0
 
-  def ranks(self) -> list[int]:
-    """The ranks that hold most of the pauses, worst first; none where everybody pauses alike.
 
-    By what the hosts' columns show where they show something: gaps are ragged everywhere, causes
-    are not.
-    """
-    shown = held_by_causes(self.case)
-    alone = self.standing_out if shown is None else None
-    if alone is not None:
-      return np.flatnonzero(self.case.run.process_of_rank == alone).tolist()
-    excess = self.excess if shown is None else shown
-    total = float(excess.sum())
-    order = np.lexsort((np.arange(len(excess)), -excess))
-    own = [int(r) for r in order if excess[r] >= MOST * excess[order[0]] and excess[r] > 0]
-    if not own or 2 * len(own) > len(excess) or excess[own].sum() < MOST * total:
-      return []
-    if shown is not None and self._by_chance(own):
-      return []
-    # The columns are a process's; where only some of its ranks have the long gaps, it is these.
-    some = [r for r in own if self.excess[r] >= MOST * self.excess[own].max()]
-    return some if 2 * len(some) <= len(own) else own
+def who_pauses(case: EvidenceInputs, beyond: np.ndarray, alone: int | None) -> list[int]:
+  """The ranks that hold most of the pauses, worst first; none where everybody pauses alike.
 
-  @functools.cached_property
-  def standing_out(self) -> int | None:
-    """The process that pauses long and often by itself, while the others next to never do; None
-    where there is none.
+  By what the hosts' columns show where they show something: gaps are ragged everywhere, causes are
+  not.
 
-    Then it is that process, whatever its columns show. Load on the hosts that strikes all alike is
-    none of theirs.
-    """
-    run, usual = (self.case.run,
-                  np.nan_to_num(self.case.phases.get("gap", np.zeros(self.case.run.ranks))))
-    if "gap" not in run.durations:
-      return None
-    number: dict[int, int] = {}
-    for rank in range(run.ranks):
-      gaps = run.durations["gap"][rank, self.case.selected.mask].astype(np.float64)
-      long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= PART * self.case.mean_step))
-      process = int(run.process_of_rank[rank])
-      number[process] = max(number.get(process, 0), long)
-    most = max(number, key=lambda process: number[process])
-    alone = (len(number) > 1 and number[most] >= OFTEN
-             and number[most] >= NEARLY_ALL * sum(number.values()))
-    return most if alone else None
+  Args:
+    case: the run.
+    beyond: [R] s per step of gaps beyond the usual.
+    alone: the process that stands out, see `standing_out`.
+  """
+  shown = held_by_causes(case)
+  if shown is None and alone is not None:
+    return np.flatnonzero(case.run.process_of_rank == alone).tolist()
+  excess = beyond if shown is None else shown
+  total = float(excess.sum())
+  order = np.lexsort((np.arange(len(excess)), -excess))
+  own = [int(r) for r in order if excess[r] >= MOST * excess[order[0]] and excess[r] > 0]
+  if not own or 2 * len(own) > len(excess) or excess[own].sum() < MOST * total:
+    return []
+  if shown is not None and _by_chance(case, own):
+    return []
+  # The columns are a process's; where only some of its ranks have the long gaps, it is these.
+  some = [r for r in own if beyond[r] >= MOST * beyond[own].max()]
+  return some if 2 * len(some) <= len(own) else own
 
-  def _by_chance(self, ranks: list[int]) -> bool:
-    """Whether some processes would as easily hold so many of the pauses, did each strike all of
-    them alike."""
-    run, struck = self.case.run, strikes(self.case)
-    own = {int(run.process_of_rank[r]) for r in ranks}
-    total, held, part = (sum(struck.values()), sum(struck.get(p, 0) for p in own),
-                         len(own) / max(1, len(struck)))
-    if len(struck) < 2:
-      return False
-    return binomial_tail(held, total, part) * math.comb(len(struck), len(own)) > 1 - CONFIDENCE
+
+def standing_out(case: EvidenceInputs) -> int | None:
+  """The process that pauses long and often by itself, while the others next to never do; None where
+  there is none.
+
+  Then it is that process, whatever its columns show. Load on the hosts that strikes all alike is
+  none of theirs.
+  """
+  run, usual = case.run, np.nan_to_num(case.phases.get("gap", np.zeros(case.run.ranks)))
+  if "gap" not in run.durations:
+    return None
+  number: dict[int, int] = {}
+  for rank in range(run.ranks):
+    gaps = run.durations["gap"][rank, case.selected.mask].astype(np.float64)
+    long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= PART * case.mean_step))
+    process = int(run.process_of_rank[rank])
+    number[process] = max(number.get(process, 0), long)
+  most = max(number, key=lambda process: number[process])
+  alone = (len(number) > 1 and number[most] >= OFTEN
+           and number[most] >= NEARLY_ALL * sum(number.values()))
+  return most if alone else None
+
+
+def _by_chance(case: EvidenceInputs, ranks: list[int]) -> bool:
+  """Whether some processes would as easily hold so many of the pauses, did each strike all of them
+  alike."""
+  struck = strikes(case)
+  own = {int(case.run.process_of_rank[r]) for r in ranks}
+  total, held, part = (sum(struck.values()), sum(struck.get(p, 0) for p in own),
+                       len(own) / max(1, len(struck)))
+  if len(struck) < 2:
+    return False
+  return binomial_tail(held, total, part) * math.comb(len(struck), len(own)) > 1 - CONFIDENCE
 
 
 def find(case: EvidenceInputs) -> Finding | None:
   """Describes the pauses; None where they cost little, or have no cause that shows and don't cost
   much."""
-  run, pauses = case.run, LongGaps(case)
-  ranks, sure = pauses.ranks(), pauses.confidence()
+  run, waiting, alone = case.run, case.lateness.intermittent.for_gaps, standing_out(case)
+  excess, own, by_block = _beyond_usual(case)
+  ranks, sure = who_pauses(case, excess, alone), _confidence(case, by_block)
   struck = ranks or np.flatnonzero(case.totals.present > 0).tolist()
-  mean = float(pauses.excess[struck].mean())
+  mean = float(excess[struck].mean())
   processes = {int(run.process_of_rank[r]) for r in struck if run.process_of_rank[r] >= 0}
   mechanisms = of_pauses(case, sorted(processes), mean)
   # Of pauses with a known cause the finding is what that cause holds.
   shown = paused(run, case.selected) if mechanisms else None
-  seconds = shown[0] + min(shown[1], pauses.waiting) if shown else pauses.own + pauses.waiting
+  seconds = shown[0] + min(shown[1], waiting) if shown else own + waiting
   # That a loop stands still for something is less than what for: other programs make gaps ragged.
   named = any(said.code is not Evidence.BETWEEN for said in mechanisms)
-  least = (SHOWS if named else COSTLY if mechanisms or pauses.standing_out is not None
+  least = (SHOWS if named else COSTLY if mechanisms or alone is not None
            else UNEXPLAINED)
   if (not named and crowded_processors(case)
       or seconds < least * case.mean_step or sure < CONFIDENCE):
@@ -135,9 +137,9 @@ def find(case: EvidenceInputs) -> Finding | None:
   evidence = [
       Evidence.PAUSES.say(who=who, s="s" if len(ranks) == 1 else "", usual=milliseconds(usual),
           mean=milliseconds(usual + mean)),
-      Evidence.PAUSES_COST.say(own=milliseconds(pauses.own), waiting=milliseconds(pauses.waiting))]
+      Evidence.PAUSES_COST.say(own=milliseconds(own), waiting=milliseconds(waiting))]
   if ranks:
-    part = float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12))
+    part = float(excess[ranks].sum() / max(excess.sum(), 1e-12))
     evidence.append(Evidence.PAUSES_HELD.say(part=percent(part),
         those="this rank" if len(ranks) == 1 else "these ranks"))
   else:

@@ -8,7 +8,7 @@ import re
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +29,8 @@ _NOTED = re.compile(re.escape(wire.written([wire.text(28, NOTE)])) + rb".*?\bpro
 """Where an instrumented step says what its pacer decided, and the number of its program."""
 
 
-class Timestamped(NamedTuple):
-  """A program that was compiled with timestamps."""
-
-  executable: Any
-  program: ObservedProgram
-
-
 def timestamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int]
-                ) -> Timestamped | None:
+                ) -> tuple[Any, ObservedProgram] | None:
   """Compiles a program with timestamps.
 
   Args:
@@ -70,14 +63,14 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   noted = _NOTED.search(data)
   axes, devices = _mesh_of(request.module)
   rank_of = [ranks[device] for device in request.devices]
-  return Timestamped(executable, ObservedProgram(
+  return executable, ObservedProgram(
       number=own, name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
       collectives=_described(tagged, axes, devices, rank_of),
       clock="host" if _kind(request) is thunks else "stream", differentiated=_GRADIENT in data,
       paced=int(noted[1]) if noted else None, bare_compile_s=compiled - began,
       stamped_compile_s=loaded - compiled,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
-                      for one in tagged if one.enter_tag < 0)))
+                      for one in tagged if one.enter_tag < 0))
 
 
 def _kind(request: Request) -> types.ModuleType:
