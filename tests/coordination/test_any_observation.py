@@ -96,18 +96,6 @@ def test_every_public_pacer_is_here():
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_each_of_them_does_delay(name):
-  """Or the rest of this file would prove nothing."""
-  state, delays = PACERS[name].init(RANKS), []
-  for k in range(80):
-    decision, state = COMPILED[name](plain(k, 0), state)
-    delays.append(float(decision.delay))
-  # See no contention; see a delay below zero; holds, and delays nothing.
-  if name not in ("interleave_jobs floor seen", "limit of anything", "take_turns"):
-    assert max(delays) > 0
-
-
-@pytest.mark.parametrize("name", TRIED)
 @hypothesis.given(observations(8))
 @hypothesis.settings(max_examples=examples(30))
 def test_every_decision_is_finite_and_within_bounds(name, seen):
@@ -118,25 +106,6 @@ def test_every_decision_is_finite_and_within_bounds(name, seen):
     check(decision)
   assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == shapes, "fit to be carried"
   assert not packing.not_finite(PACERS[name].init(RANKS), state), "and to be kept in a checkpoint"
-
-
-# Operation by operation each shape is compiled by itself: the whole ones cost most, and what they
-# are made of is here.
-@pytest.mark.long
-@pytest.mark.parametrize("name", PACERS)
-@hypothesis.given(observations(1))
-@hypothesis.settings(max_examples=2)
-def test_the_same_without_compilation(name, seen):
-  state = PACERS[name].init(RANKS)
-  for k in range(20):
-    _, state = COMPILED[name](plain(k, 0), state)
-  uncompiled = state
-  for one in seen[-1:]:
-    decision, state = COMPILED[name](one, state)
-    arrays = jax.tree.map(jnp.asarray, one)
-    other, uncompiled = PACERS[name].update(arrays, uncompiled)
-    check(decision)
-    check(other)
 
 
 POISON = [name for name in PACERS if not name.startswith(("limit", "guard"))

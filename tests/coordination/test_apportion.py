@@ -75,13 +75,6 @@ def test_of_counts_that_end_alike_the_slow_have_less():
     assert now[3] != 4 or found.tolist() == now
 
 
-def test_bounds_that_leave_no_choice():
-  seconds = np.asarray([1e-3, 2e-3, 3e-3, 4e-3], np.float32)
-  fixed = np.asarray([1, 2, 3, 4], np.int32)
-  assert (np.asarray(compiled(TOTAL)(seconds, np.float32(1), fixed, fixed, fixed)).tolist()
-          == [1, 2, 3, 4])
-
-
 def test_even_counts():
   assert even(32, 4).tolist() == [8] * 4 and even(3, 4).tolist() == [1, 1, 1, 0]
 

@@ -12,7 +12,6 @@ import pytest
 import jaxpace
 from jaxpace.coordination import trial
 from jaxpace.coordination.apportion import even
-from jaxpace.coordination.balancer import _sorted
 from jaxpace.core.types import Observation
 from jaxpace.simulation.shared_work import play
 from tests.coordination.jobs import best
@@ -150,12 +149,6 @@ def test_settings():
     jaxpace.share_by_speed(32, 16, window=20)
   with pytest.raises(ValueError, match="is not a Pacer. .* forget to call the factory"):
     jaxpace.guard(jaxpace.share_by_speed)
-
-
-@pytest.mark.parametrize("size", [8, 32])
-def test_the_sorting_network(size):
-  values = np.random.default_rng(size).integers(0, 9, (size, 50)).astype(np.float32)
-  np.testing.assert_array_equal(_sorted(jnp.asarray(values), size), np.sort(values, axis=0))
 
 
 # Answers that no balancer gives.

@@ -244,29 +244,6 @@ def test_linen_and_remat_and_instrument_leave_the_bits_as_they_are():
   assert len(plan.collectives) == 1 and not plan.unstamped and plan.share
 
 
-@pytest.mark.long
-def test_nnx_by_its_parameters():
-  with jax.numpy_dtype_promotion("standard"):
-    model = nnx.Sequential(nnx.Linear(WIDTH, 16, rngs=nnx.Rngs(0)), nnx.Dropout(0.5),
-                           nnx.Linear(16, KINDS, rngs=nnx.Rngs(1)))
-  graphdef, weights, rest = nnx.split(model, nnx.Param, ...)
-
-  def loss(weights, micro_batch, key):
-    x, y = micro_batch
-    logits = nnx.merge(graphdef, weights, rest)(x, rngs=nnx.Rngs(dropout=key))
-    each = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1)
-    return jnp.sum(each), jnp.float32(each.size)
-
-  run = mapped(
-      lambda w, batch, counts: jaxpace.accumulate(loss, w, batch, counts, key=jax.random.key(KEY)))
-  with jax.numpy_dtype_promotion("standard"):
-    found = [run(weights, shared_out(counts), of(*counts)) for counts in (EVEN, (0, 1, 6, 5))]
-  close(*found)
-  assert float(found[0][0]) > 0
-  with pytest.raises(ValueError, match=r"nnx\.split\(model, nnx\.Param"):
-    jaxpace.accumulate(loss, model, shared_out(EVEN), of(*EVEN))
-
-
 # What is refused, before anything is compiled.
 
 def refused(message, loss=loss_fn, counts=EVEN, batch=None, specs=(P(), P("data"), P()),
@@ -365,6 +342,10 @@ def test_counts_that_are_known_in_a_step_that_is_jitted_as_a_whole():
   for leaf, name in ((jnp.tanh, "PjitFunction"), (3, "int"), (np.int32(3), "int32")):
     with pytest.raises(ValueError, match=f"one of them is a {name}.*eqx.partition"):
       jaxpace.accumulate(loss_fn, {"w": 1.0, "other": leaf}, x, [2, 2, 2, 2], mesh=mesh)
+  with jax.numpy_dtype_promotion("standard"):
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+  with pytest.raises(ValueError, match=r"nnx\.split\(model, nnx\.Param"):
+    jaxpace.accumulate(loss_fn, model, x, [2, 2, 2, 2], mesh=mesh)
   with pytest.raises(ValueError, match="A jax.sharding.Mesh is needed here.*this is a str"):
     loss([2, 2, 2, 2], mesh="data")
 

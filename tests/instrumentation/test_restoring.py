@@ -204,14 +204,6 @@ def test_under_check_vma_a_pacer_whose_state_does_not_vary_is_packed_too():
   assert paced.pacer_state(pace)["steps"].tolist() == [1] * RANKS
 
 
-def test_the_abstract_state_is_that_of_the_real_one():
-  paced, mesh = jaxpace.instrument(models.plain_step, "data", counting()), mesh_of(data=RANKS)
-  described, made = paced.abstract(mesh), paced.init(mesh)
-  chex.assert_trees_all_equal_shapes_and_dtypes(described, made)
-  assert (jax.tree.map(lambda leaf: leaf.sharding, described)
-          == jax.tree.map(lambda leaf: leaf.sharding, made))
-
-
 def test_a_pacer_without_state_is_asked_and_a_pace_state_made_for_none_is_refused():
   always = jaxpace.Pacer(lambda ranks: (),
                          lambda seen, state: (jaxpace.Decision(jnp.float32(1e-4), {}), state))

@@ -49,28 +49,6 @@ def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
       assert not constant.intersection(segment.boundary or ())
 
 
-@pytest.mark.parametrize("delayed", [True, False])
-def test_marks_are_in_the_order_of_time(delayed):
-  result = written(with_a_norm, delayed=delayed)
-  kinds = [mark.kind for mark in result.marks if mark.kind != "phase"]
-  pairs = ["enter", "exit"] * len(result.collectives)
-  assert kinds == ["start", *(["delay"] if delayed else []), *pairs, "end"]
-  for before, mark in zip(result.marks[:-1], result.marks[1:], strict=True):
-    if mark.kind == "exit":
-      assert (before.kind == "enter" and before.collective == mark.collective
-              and mark.segment == "sync")
-    elif mark.kind == "delay":
-      assert mark.segment == "delay"
-    else:
-      assert mark.segment not in ("sync", "delay")
-  assert result.marks[0].segment == "gap"
-  # The norm's sum stands in the forward pass, its gradient's in the backward one, the last before
-  # the update.
-  entered = [mark.segment for mark in result.marks if mark.kind == "enter"]
-  assert (entered[0] == "forward" and entered[-1] == "backward"
-          and result.marks[-1].segment == "update")
-
-
 def test_the_largest_collectives_get_the_slots_and_the_last_sum_carries():
   result = written(with_a_norm, slots=1)
   assert result.overflow == len(result.unstamped) >= 1

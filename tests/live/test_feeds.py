@@ -15,17 +15,13 @@ import jaxpace
 from jaxpace.live import shares, speeds
 from jaxpace.live.control_file import ControlRequest
 from tests.instrumentation.running import P, mesh_of
-from tests.live.test_shares import (
-    CAPACITY,
-    EXAMPLES,
-    RANKS,
-    SIZE,
-    TOTAL,
-)
+from tests.live.test_shares import CAPACITY, EXAMPLES, RANKS, SIZE, TOTAL
 from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job, others_differ
 
 RUN = [EVEN] * 16 + [TURNS[1]] * 16 + [TURNS[2]] * 4
 """Counts of the first steps, however far ahead they are asked for."""
+STEERED = [EVEN] * 16 + [TURNS[1]] * 10 + [EVEN] * 8 + [TURNS[2]] * 2
+"""The same, switched off before step 18 and on before step 26."""
 
 
 def call(job, share):
@@ -34,41 +30,34 @@ def call(job, share):
   job.seen += np.asarray(seen)
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_counts_asked_for_ahead_are_the_same(ahead):
-  job, taken = Job(), []
+def ran(ahead, steers=False):
+  """A job that asks for counts so many steps ahead, and the states that a checkpoint would hold."""
+  job, taken, kept = Job(), [], []
   for number in range(len(RUN)):
+    if steers and number in (18, 26):
+      assert job.feed.steer(ControlRequest(enabled=number == 26), number) == number + 8
     taken += [job.feed.next(job.step) for _ in range(ahead if number == 0 else 1)]
     call(job, taken.pop(0))
-    assert int(job.feed.state().step) == number + 1, "what a checkpoint goes on with"
+    kept.append(job.feed.state())
+    assert int(kept[-1].step) == number + 1, "what a checkpoint goes on with"
     assert job.feed.drawn() == (number + 1) * TOTAL * SIZE
-  assert job.ran == RUN and job.seen.tolist() == [12] * EXAMPLES
+  return job, kept
 
 
-def test_a_checkpoint_holds_the_same_however_far_ahead_counts_are_asked_for():
+def test_counts_and_checkpoints_are_the_same_however_far_ahead_counts_are_asked_for():
   """In a thread that differs between processes, and each may keep its own."""
-  kept = []
-  for ahead in (1, 4):
-    job, taken = Job(), []
-    for number in range(len(RUN)):
-      taken += [job.feed.next(job.step) for _ in range(ahead if number == 0 else 1)]
-      call(job, taken.pop(0))
-      kept.append(job.feed.state())
-  for one, other in zip(kept[:len(RUN)], kept[len(RUN):], strict=True):
-    chex.assert_trees_all_equal(one, other)
-  assert kept[-1].balancer[0] > kept[0].balancer[0]
+  (_, first), *others = found = [ran(ahead) for ahead in (1, 2, 4)]
+  for job, _ in found:
+    assert job.ran == RUN and job.seen.tolist() == [12] * EXAMPLES
+  for _, kept in others:
+    for one, other in zip(first, kept, strict=True):
+      chex.assert_trees_all_equal(one, other)
+  assert first[-1].balancer[0] > first[0].balancer[0]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_control_applies_at_one_step_however_far_ahead_counts_are_asked_for(ahead):
-  job, taken = Job(), []
-  for number in range(36):
-    if number in (18, 26):
-      request = ControlRequest(enabled=number == 26)
-      assert job.feed.steer(request, number) == number + 8
-    taken += [job.feed.next(job.step) for _ in range(ahead if number == 0 else 1)]
-    call(job, taken.pop(0))
-  assert job.ran == [EVEN] * 16 + [TURNS[1]] * 10 + [EVEN] * 8 + [TURNS[2]] * 2
+  assert ran(ahead, steers=True)[0].ran == STEERED
 
 
 def test_control_applies_at_one_step_whichever_thread_asks_for_counts():
@@ -85,7 +74,7 @@ def test_control_applies_at_one_step_whichever_thread_asks_for_counts():
       job.feed.steer(ControlRequest(enabled=number == 26), number)
     call(job, ready.get())
   loader.join()
-  assert job.ran == [EVEN] * 16 + [TURNS[1]] * 10 + [EVEN] * 8 + [TURNS[2]] * 2
+  assert job.ran == STEERED
 
 
 def test_a_state_is_of_one_step_while_a_thread_asks_for_counts():
@@ -97,21 +86,6 @@ def test_a_state_is_of_one_step_while_a_thread_asks_for_counts():
     assert int(state.step) == number and state.ran.sum() == number * TOTAL
     call(job, ready.get())
   loader.join()
-
-
-def test_counts_asked_for_in_a_thread_are_the_same():
-  job, ready = Job(), queue.Queue(maxsize=6)
-
-  def load():
-    for _ in RUN:
-      ready.put(job.feed.next(job.step))
-
-  loader = threading.Thread(target=load)
-  loader.start()
-  for _ in RUN:
-    call(job, ready.get())
-  loader.join()
-  assert job.ran == RUN and job.seen.tolist() == [12] * EXAMPLES
 
 
 def test_a_step_that_does_not_come_is_no_silence(monkeypatch, caplog):
@@ -206,8 +180,6 @@ def test_a_feed_that_has_begun_is_not_restored():
   job.run(1)
   with pytest.raises(ValueError, match="feed.restore comes before the first feed.next"):
     job.feed.restore(None)
-
-
 
 
 def test_a_feed_that_two_threads_ask_first_is_one(monkeypatch):

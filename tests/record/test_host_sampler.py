@@ -226,27 +226,6 @@ def test_a_reading_that_hangs_does_not_hold_the_end_up():
   sampler._thread.join(300)
 
 
-def test_the_recorder_writes_samples_and_where_it_ran(tmp_path, monkeypatch):
-  before, reads, pace, steps = set(threading.enumerate()), [], None, 0
-  read = HostCounters.read
-  monkeypatch.setattr(HostCounters, "read", lambda self: reads.append(1) or read(self))
-  with Recorder(tmp_path, fake.FakePaced(), hosts=0.01) as recorder:
-    while steps < 60 or len(reads) < 3:
-      pace, steps = train(recorder, 20, pause=0.002, pace=pace), steps + 20
-  assert set(threading.enumerate()) <= before
-  assert_complete(tmp_path, range(steps))
-  rows = table(tmp_path, "hosts")
-  assert len(rows) > 2 and [r["time_ns"] for r in rows] == sorted(r["time_ns"] for r in rows)
-  assert {(r["process"], r["attempt"], r["gpu_power_w"]) for r in rows} == {(0, 0, None)}
-  assert (rows[0]["nivcsw"] == 0
-          and all(a["nivcsw"] <= b["nivcsw"] for a, b in zip(rows, rows[1:], strict=False)))
-  assert len(list((tmp_path / "hosts").iterdir())) == 1
-  (place,), problems = job.read_places(tmp_path, recorder.run)
-  assert (problems == [] and len(place.devices) == jax.local_device_count()
-          and place.devices[0].platform == "cpu")
-  assert place.cpu.online
-
-
 def test_opting_out(tmp_path):
   with Recorder(tmp_path, fake.FakePaced(), hosts=False) as recorder:
     assert not [t for t in threading.enumerate() if t.name == "jaxpace-hosts"]
@@ -274,8 +253,8 @@ def test_trouble_is_a_quiet_line_and_recording_goes_on(tmp_path, monkeypatch, ca
   assert "counters are no longer sampled: OSError" in caplog.text
 
 
-def test_samples_are_read_back(tmp_path, monkeypatch):
-  sampled, read = threading.Event(), HostCounters.read
+def test_samples_and_where_it_ran_are_read_back(tmp_path, monkeypatch):
+  threads, sampled, read = set(threading.enumerate()), threading.Event(), HostCounters.read
 
   def noted(counters):
     values = read(counters)
@@ -290,7 +269,10 @@ def test_samples_are_read_back(tmp_path, monkeypatch):
       assert sampled.wait(60)  # counters are from 0 at the first sample on
       with left, right:
         send(left, right, 1 << 20)
-  problems = []
+  assert set(threading.enumerate()) <= threads
+  (place,), problems = job.read_places(tmp_path, recorder.run)
+  assert len(place.devices) == jax.local_device_count() and place.cpu.online
+  assert place.devices[0].platform == "cpu"
   samples = read_host_samples(tmp_path, recorder.run, problems)
   rows = table(tmp_path, "hosts")
   assert problems == [] and len(samples.time_ns) == len(rows) > 3

@@ -75,18 +75,13 @@ def test_merging_keeps_every_row_in_order(sizes, fan, limit, tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(parts, "MERGE_PARTS", fan)
     patch.setattr(parts, "MERGE_ROWS", limit)
-    assert_merging_keeps_every_row(folder, sizes, limit)
-
-
-def assert_merging_keeps_every_row(folder, sizes, limit):
-  store = parts.PartStore(folder, "steps", "run", 0)
-  first = 0
-  for size in sizes:
-    store.append(columns(first, size))
-    first += size
-  assert [row["step"] for row in read(files(store))] == list(range(first))
-  assert sorted(p.name for p in (folder / "steps").iterdir()) == [p.name for p in files(store)]
-  store.compact()
+    store, first = parts.PartStore(folder, "steps", "run", 0), 0
+    for size in sizes:
+      store.append(columns(first, size))
+      first += size
+    assert [row["step"] for row in read(files(store))] == list(range(first))
+    assert sorted(p.name for p in (folder / "steps").iterdir()) == [p.name for p in files(store)]
+    store.compact()
   rows = read(files(store))
   assert [row["step"] for row in rows] == list(range(first))
   assert [row["forward_ns"] for row in rows] == [200_000] * first

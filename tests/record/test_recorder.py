@@ -1,20 +1,16 @@
 import gc
-import json
 import subprocess
 import sys
-import threading
 import time
-from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jaxpace.record import writer
 from jaxpace.record.recorder import Recorder
 from jaxpace.runs.reader import read_run
 from tests.quick import long
 from tests.record import fake_step as fake
-from tests.record.recording import assert_complete, process_file, table, train, write_often
+from tests.record.recording import assert_complete, process_file, table, train
 
 
 def test_every_step_of_eight_donated_ranks_is_recorded(tmp_path):
@@ -29,19 +25,6 @@ def test_every_step_of_eight_donated_ranks_is_recorded(tmp_path):
   assert len(list((tmp_path / "run" / "steps").iterdir())) == 1
 
 
-def test_run_file_says_what_the_run_is(tmp_path):
-  with Recorder(tmp_path, fake.FakePaced(),
-                config={"lr": 0.1, "model": {"path": tmp_path}}) as recorder:
-    train(recorder, 3)
-  run = json.loads((tmp_path / "run.json").read_text())
-  told = json.loads(json.dumps(fake.FakePaced().plan.to_json())) | {"detail": {}}
-  assert run["plan"] == {name: value for name, value in told.items() if name != "inside"}
-  assert ((run["run"], run["clock"], run["axis"], run["ranks"], run["attempt"])
-          == (recorder.run, "fake", "data", 8, 0))
-  assert run["config"] == {"lr": 0.1, "model": {"path": str(tmp_path)}}
-  assert run["versions"]["jax"] == jax.__version__
-
-
 def test_record_every_few_steps_still_records_every_step(tmp_path):
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 300, every=5, pause=0.001)
@@ -50,7 +33,7 @@ def test_record_every_few_steps_still_records_every_step(tmp_path):
   assert all(r["cpu_ns"] is None for r in table(tmp_path) if r["step"] > 4)
 
 
-def test_going_back_to_an_earlier_step_is_another_attempt(tmp_path):
+def test_going_back_to_an_earlier_step_is_another_attempt_and_no_slip(tmp_path, caplog):
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 40)
     train(recorder, 20, first=10)
@@ -58,7 +41,7 @@ def test_going_back_to_an_earlier_step_is_another_attempt(tmp_path):
   assert {r["step"] for r in rows if r["attempt"] == 0} == set(range(40))
   assert {r["step"] for r in rows if r["attempt"] == 1} == set(range(10, 30))
   assert len(rows) == 8 * 60 and recorder.lost["lost_rows"] == 0
-  assert all(r["cpu_ns"] is not None for r in rows)
+  assert all(r["cpu_ns"] is not None for r in rows) and "does not advance" not in caplog.text
 
 
 def test_host_causes_belong_to_the_step_the_loop_was_at(tmp_path):
@@ -138,36 +121,3 @@ def test_off(tmp_path, monkeypatch):
       pass
   recorder.close()
   assert not recorder.recording and not list(tmp_path.iterdir())
-
-
-def test_rows_reach_the_disk_while_training_runs(tmp_path, monkeypatch):
-  write_often(monkeypatch)
-  monkeypatch.setattr(writer, "_HEARTBEAT_SECONDS", 0.2)
-  step, pace, steps = fake.make_step(fake.mesh()), fake.init(fake.mesh()), 0
-  deadline = time.monotonic() + 300
-  with Recorder(tmp_path, fake.FakePaced()) as recorder:
-    while (len({r["step"] for r in table(tmp_path)}) < 5
-           or process_file(tmp_path)["rows_written"] < 40):
-      assert time.monotonic() < deadline, "nothing was written"
-      pace, steps = step(pace), steps + 1
-      recorder.record()
-      time.sleep(0.005)
-  assert_complete(tmp_path, range(steps))
-
-
-def test_a_thread_of_the_program_may_record(tmp_path):
-  """Signals are not watched there; everything else works."""
-  result = SimpleNamespace(error=None)
-
-  def loop():
-    try:
-      with Recorder(tmp_path, fake.FakePaced()) as recorder:
-        train(recorder, 12)
-    except BaseException as error:
-      result.error = error
-
-  thread = threading.Thread(target=loop)
-  thread.start()
-  thread.join(300)
-  assert result.error is None
-  assert_complete(tmp_path, range(12))

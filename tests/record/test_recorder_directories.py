@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import signal
@@ -54,19 +53,6 @@ def test_an_earlier_run_is_set_aside_and_foreign_files_stay(tmp_path, caplog):
   assert (tmp_path / "process" / "x.json").exists()
   (tmp_path / "steps" / "other.parquet").unlink()
   assert_complete(tmp_path, range(7))
-
-
-def test_resume_goes_on_with_the_run_as_its_next_attempt(tmp_path):
-  with Recorder(tmp_path, fake.FakePaced(), resume=True) as first:
-    train(first, 5)
-  with Recorder(tmp_path, fake.FakePaced(), resume=True) as second:
-    train(second, 6, first=3)
-  assert first.run == second.run
-  rows = [r for r in table(tmp_path) if r["rank"] == 0]
-  assert ([(r["attempt"], r["step"]) for r in rows] == [(0, s) for s in range(5)]
-          + [(1, s) for s in range(3, 9)])
-  run = json.loads((tmp_path / "run.json").read_text())
-  assert run["attempt"] == 1 and [a["attempt"] for a in run["attempts"]] == [0, 1]
 
 
 def test_a_foreign_run_file_is_left_alone(tmp_path, caplog):

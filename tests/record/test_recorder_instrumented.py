@@ -69,34 +69,14 @@ def recorded(directory, mesh, steps, **settings):
   return paced, recorder.lost
 
 
-@pytest.mark.parametrize("donate", [*long(False), True])
-def test_shard_map(tmp_path, donate):
-  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-  paced, lost = recorded(tmp_path, mesh, 50, donate=(0, 1) if donate else ())
+@pytest.mark.parametrize("axes, settings", [
+    ({"data": 8}, {"donate": (0, 1)}),
+    ({"data": 4, "model": 2}, {"check_vma": True, "share": True}), *long(
+        ({"data": 8}, {}), ({"data": 4, "model": 2}, {"check_vma": True, "share": None}))])
+def test_every_part_of_every_step_is_recorded(tmp_path, axes, settings):
+  paced, lost = recorded(tmp_path, mesh_of(**axes), 30, **settings)
   assert lost == {"lost_rows": 0, "holes": 0, "stopped": None}
-  check(tmp_path, paced.plan, jax.device_count(), 50)
-
-
-@pytest.mark.parametrize("share", [True, *long(None)])
-def test_data_and_model_axes(tmp_path, share):
-  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-  paced, _ = recorded(tmp_path, mesh, 20, check_vma=True, share=share)
-  check(tmp_path, paced.plan, 8, 20)
-
-
-def test_pmap(tmp_path):
-  paced = jaxpace.instrument(train_step, "data")
-  step = jax.pmap(paced, axis_name="data", donate_argnums=0)
-  devices = jax.local_devices()
-  pace = paced.init(devices=devices)
-  params = jnp.ones((len(devices), FEATURES), jnp.float32)
-  batch = np.ones((len(devices), 8, FEATURES), np.float32)
-  with Recorder(tmp_path, paced) as recorder:
-    for _ in range(40):
-      pace, (params, _) = step(pace, params, batch)
-      recorder.record()
-      jax.block_until_ready(params)
-  check(tmp_path, paced.plan, len(devices), 40)
+  check(tmp_path, paced.plan, 8, 30)
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -93,15 +93,6 @@ def test_a_pace_state_that_is_not_threaded_is_noticed(tmp_path, caplog, renewed)
   assert {r["step"] for r in table(tmp_path)} == {0}
 
 
-def test_a_state_that_was_restored_is_no_slip(tmp_path, caplog):
-  with Recorder(tmp_path / "2", fake.FakePaced()) as recorder:
-    train(recorder, 3, first=1000)
-  with Recorder(tmp_path / "3", fake.FakePaced()) as recorder:
-    train(recorder, 20)
-    train(recorder, 20, first=10)
-  assert "does not advance" not in caplog.text
-
-
 def test_a_compiled_function_is_no_instrumented_one(tmp_path):
   """jit copies the attributes of what it wraps, `plan` among them."""
   def step(pace):

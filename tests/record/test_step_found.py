@@ -153,9 +153,11 @@ def test_what_computes_gradients_is_the_step_though_an_evaluation_takes_longer(t
   assert len(read_run(tmp_path / "run").steps) == 10
 
 
-def a_loss_and_its_gradient():
-  """Programs of a loop that evaluates its loss at length before the first step, and their
-  arguments."""
+def test_training_takes_the_place_of_what_ran_before_it_as_soon_as_it_begins(tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
+  monkeypatch.setattr(found, "_ONLY_SECONDS", 0.0)
+  w, x = arrays()
+
   @jax.jit
   def loss(w, x):
     return ((x @ w) ** 2).mean()
@@ -164,26 +166,6 @@ def a_loss_and_its_gradient():
   def fit(w, x):
     return w - jnp.float32(1e-4) * jax.grad(loss)(w, x)
 
-  return loss, fit, *arrays()
-
-
-def test_a_loss_that_is_evaluated_at_length_before_the_first_step_is_none(tmp_path, monkeypatch):
-  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
-  loss, fit, w, x = a_loss_and_its_gradient()
-  with jaxpace.observed(tmp_path / "run") as inside:
-    for _ in range(20):
-      loss(w, x).block_until_ready()
-    while not rows_written(tmp_path / "run"):
-      time.sleep(0.01)
-    for _ in range(10):
-      w = jax.block_until_ready(fit(w, x))
-  assert inside.step.programs == ("fit",) and len(read_run(tmp_path / "run").steps) == 10
-
-
-def test_training_takes_the_place_of_what_ran_before_it_as_soon_as_it_begins(tmp_path, monkeypatch):
-  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
-  monkeypatch.setattr(found, "_ONLY_SECONDS", 0.0)
-  loss, fit, w, x = a_loss_and_its_gradient()
   with jaxpace.observed(tmp_path / "run") as inside:
     for _ in range(20):
       loss(w, x).block_until_ready()

@@ -104,27 +104,6 @@ def test_layers_under_remat_with_sharded_parameters(tmp_path, mesh, weights):
   assert (run.ranks_in_all >= 4, len(run.steps), run.path) == (True, 8, tmp_path)
 
 
-def test_a_second_shape_and_an_evaluation_are_told_apart(tmp_path, mesh, weights):
-  step, evaluate, weights = (jaxpace.observe(steps_of(mesh)), jaxpace.observe(jax.jit(loss)),
-                             weights + 0)
-  with jaxpace.Recorder(tmp_path, [step, evaluate]) as recorder:
-    for k in range(9):
-      weights, value = step(weights, batch_of(mesh, 8 if k < 5 else 16))
-      if k % 4 == 3:
-        value = evaluate(weights, batch_of(mesh, 8))
-      recorder.record()
-      jax.block_until_ready(value)
-  waits = check(tmp_path, 9)
-  assert len(step.plan.programs) == 2 and len(evaluate.plan.programs) == 1
-  entries = json.loads((tmp_path / "run.json").read_text())["plan"]["collectives"]
-  numbers = [program.number for program in (*step.plan.programs, *evaluate.plan.programs)]
-  for own in waits.values():
-    ran = {entries[row["collective"]]["program"] for row in own}
-    # The larger batch makes no other collectives: they are of weights and gradients, and so the
-    # same slots.
-    assert ran == {numbers[0]}
-
-
 def test_each_call_of_a_function_that_accumulates_is_a_step(tmp_path, mesh, weights):
   gradient = jaxpace.observe(jax.jit(jax.grad(loss)))
   with jaxpace.Recorder(tmp_path, gradient) as recorder:

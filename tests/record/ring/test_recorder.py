@@ -76,10 +76,12 @@ def test_a_delay_comes_back_in_its_step_layer_and_rank(tmp_path, observed):
 
 
 def test_the_run_file_says_what_the_slots_are(tmp_path, observed):
-  with Recorder(tmp_path, observed, config={"lr": 0.1}) as recorder:
+  with Recorder(tmp_path, observed, config={"lr": 0.1, "model": {"at": tmp_path}}) as recorder:
     observed(observed.inputs())
     recorder.record()
   info = run_file(tmp_path)
+  assert info["config"] == {"lr": 0.1, "model": {"at": str(tmp_path)}}
+  assert (info["run"], info["versions"]["jax"]) == (recorder.run, jax.__version__)
   plan = info["plan"]
   assert (info["clock"], info["ranks"], info["settings"]["source"]) == ("marks", 4, "observe")
   assert (process_file(tmp_path)["ranks"] == [0, 1, 2,
@@ -145,6 +147,7 @@ def test_a_resumed_run_goes_on_with_the_next_step_and_attempt(tmp_path, observed
   found = sorted({(row["attempt"], row["step"]) for row in table(tmp_path)})
   assert found == [(0, k) for k in range(4)] + [(1, k) for k in range(4, 8)] + [(2, 2)]
   assert sorted(os.listdir(tmp_path / "marks")) == ["0.plan.json", "0.ring"]
+  assert [each["attempt"] for each in run_file(tmp_path)["attempts"]] == [0, 1, 2]
   assert read_run(tmp_path).ranks >= 4
 
 
