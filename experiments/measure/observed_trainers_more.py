@@ -1,8 +1,5 @@
-"""Small train steps of every kind: optimizers, layouts, precisions, layers, ways to parallelise.
-
-`cookbook` is written after jax's training cookbook (docs.jax.dev), `spmd_mnist` after jax's example
-of that name, the others after what trainers of their kind do; no text of theirs.
-"""
+"""Small train steps of every kind, after what trainers of their kind do; no text of theirs:
+optimizers, layouts, precisions, layers, ways to parallelise."""
 
 from __future__ import annotations
 
@@ -17,16 +14,17 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from experiments.measure.observed_trainers_steps import Trainer
+from experiments.measure.observed_trainers_steps import (
+  CLASSES,
+  ROWS,
+  Trainer,
+  cross_entropy,
+  mesh_of,
+  rows,
+)
 
-WIDTH, ROWS, LAYERS, CLASSES, LENGTH = 32, 32, 3, 8, 8
+WIDTH, LAYERS, LENGTH = 32, 3, 8
 Loss = Callable[[Any, Any, jax.Array], jax.Array]
-
-
-def mesh_of(kind: AxisType = AxisType.Auto, **axes: int) -> Mesh:
-  count = int(np.prod(list(axes.values())))
-  return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(kind,) * len(axes),
-                       devices=jax.devices()[:count])
 
 
 def weights(seed: int = 0, **shapes: tuple[int, ...]) -> dict[str, jax.Array]:
@@ -34,17 +32,6 @@ def weights(seed: int = 0, **shapes: tuple[int, ...]) -> dict[str, jax.Array]:
   return {name: jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[-2] if len(shape) > 1 else 1),
                             jnp.float32)
           for name, shape in shapes.items()}
-
-
-def rows(step: int, *shape: int) -> dict[str, np.ndarray]:
-  rng = np.random.default_rng(step)
-  x = rng.normal(size=(ROWS, *shape)).astype(np.float32)
-  return {"x": x, "y": (np.abs(x.reshape(ROWS, -1)).sum(1) * 7).astype(np.int32) % CLASSES}
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  return optax.softmax_cross_entropy_with_integer_labels(
-      logits.astype(jnp.float32), labels).mean()
 
 
 def plain(mesh: Mesh, loss: Loss, params: Any, tx: optax.GradientTransformation, *,
@@ -369,105 +356,7 @@ def convolutions() -> Trainer:
                  lambda step, state, batch: step(state, batch))
 
 
-def spmd_mnist() -> Trainer:
-  """Two layers over a mesh of data and model, log-softmax, plain SGD."""
-  mesh, sizes = mesh_of(data=2, model=2), (64, 64, 64, CLASSES)
-
-  def loss(params: Any, batch: Any) -> jax.Array:
-    x = batch["x"]
-    for w, b in params[:-1]:
-      x = jnp.tanh(jnp.dot(x, w) + b)
-    w, b = params[-1]
-    logits = jnp.dot(x, w) + b
-    logits = logits - jax.scipy.special.logsumexp(logits, axis=1, keepdims=True)
-    return -jnp.mean(jnp.sum(logits * jax.nn.one_hot(batch["y"], CLASSES), axis=1))
-
-  def train_step(params: Any, batch: Any) -> Any:
-    value, grads = jax.value_and_grad(loss)(params, batch)
-    return [(w - 0.1 * dw, b - 0.1 * db)
-            for (w, b), (dw, db) in zip(params, grads, strict=True)], value
-
-  def start() -> Any:
-    rng = np.random.default_rng(0)
-    return [(jax.device_put(0.1 * rng.normal(size=(m, n)).astype(np.float32),
-                            NamedSharding(mesh, P(None, "model") if n == 64 else P())),
-             jax.device_put(0.1 * rng.normal(size=n).astype(np.float32),
-                            NamedSharding(mesh, P("model") if n == 64 else P())))
-            for m, n in zip(sizes[:-1], sizes[1:], strict=True)]
-  return Trainer(lambda: jax.jit(train_step), start,
-                 lambda step: jax.device_put(rows(step, 64), NamedSharding(mesh, P("data"))),
-                 lambda step, state, batch: step(state, batch))
-
-
-def cookbook(dtype: str, width: int = 64, layers: int = 2) -> Trainer:
-  """Explicit mesh, FSDP, parameters and Adam's moments as Refs that the step changes in place."""
-  mesh, heads, vocab, length = mesh_of(AxisType.Explicit, fsdp=4), 4, 256, 32
-  shapes = {"embed": ((vocab, width), P(None, None)), "out": ((width, vocab), P("fsdp", None))}
-  for layer in range(layers):
-    shapes |= {f"qkv{layer}": ((3, width, heads, width // heads), P(None, "fsdp", None, None)),
-               f"mix{layer}": ((heads, width // heads, width), P("fsdp", None, None)),
-               f"up{layer}": ((width, 4 * width), P("fsdp", None)),
-               f"down{layer}": ((4 * width, width), P(None, "fsdp"))}
-  act = P("fsdp", None, None)
-
-  def apply(params: Any, tokens: jax.Array) -> jax.Array:
-    x = params["embed"].at[tokens].get(out_sharding=act)
-    for layer in range(layers):
-      skip = x
-      qkv = jnp.einsum("bsd,3dkh->bs3kh", x, params[f"qkv{layer}"],
-                       out_sharding=P("fsdp", None, None, None))
-      x = jax.nn.dot_product_attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], is_causal=True)
-      x = jnp.einsum("bskh,khd->bsd", x, params[f"mix{layer}"], out_sharding=act) + skip
-      x *= jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
-      skip = x
-      x = jax.nn.gelu(jnp.einsum("bsd,dh->bsh", x, params[f"up{layer}"], out_sharding=act))
-      x = jnp.einsum("bsh,hd->bsd", x, params[f"down{layer}"], out_sharding=act) + skip
-      x *= jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
-    return jnp.einsum("bsd,dl->bsl", x, params["out"], out_sharding=act)
-
-  def adam(param: Any, grad: jax.Array, moments: Any) -> None:
-    moments["mu"][...] = 0.9 * moments["mu"][...] + 0.1 * grad
-    moments["nu"][...] = 0.999 * moments["nu"][...] + 0.001 * grad**2
-    moments["count"][...] += 1
-    mean = moments["mu"][...] / (1 - 0.9 ** moments["count"][...])
-    size = moments["nu"][...] / (1 - 0.999 ** moments["count"][...])
-    param[...] -= 1e-4 * mean / (jnp.sqrt(size) + 1e-8)
-
-  def train_step(state: Any, batch: Any) -> jax.Array:
-    def loss(params: Any) -> jax.Array:
-      labels = jax.nn.one_hot(batch["y"], vocab)
-      return -(labels * jax.nn.log_softmax(apply(params, batch["x"]))).sum(axis=-1).mean()
-    params = jax.tree.map(jax.ref.get, state["params"])
-    value, grads = jax.value_and_grad(loss)(params)
-    jax.tree.map(adam, state["params"], grads, state["moments"])
-    return value
-
-  def start() -> Any:
-    rng = np.random.default_rng(0)
-    params = {name: jax.device_put(
-        jnp.asarray(rng.normal(size=shape) / np.sqrt(width), dtype), NamedSharding(mesh, spec))
-        for name, (shape, spec) in shapes.items()}
-    with jax.set_mesh(mesh):
-      moments = jax.tree.map(lambda param: {"mu": jnp.zeros_like(param),
-                                            "nu": jnp.zeros_like(param), "count": jnp.array(0)},
-                             params)
-      return jax.tree.map(jax.new_ref, {"params": params, "moments": moments})
-
-  def batch(step: int) -> Any:
-    text = np.random.default_rng(step).integers(0, vocab, (16, length)).astype(np.uint8)
-    return jax.device_put({"x": text, "y": np.roll(text, -1)},
-                          NamedSharding(mesh, P("fsdp", None)))
-
-  def call(step: Any, state: Any, batch: Any) -> Any:
-    with jax.set_mesh(mesh):
-      return state, step(state, batch)
-  return Trainer(lambda: jax.jit(train_step), start, batch, call)
-
-
 MORE: dict[str, Callable[[], Trainer]] = {
-    "cookbook float32": lambda: cookbook("float32"),
-    "cookbook bf16": lambda: cookbook("bfloat16"),
-    "spmd_mnist": spmd_mnist,
     "data parallel, momentum": lambda: data_parallel(optax.sgd(0.1, momentum=0.9)),
     "data parallel, Lion": lambda: data_parallel(optax.lion(1e-3)),
     "data parallel, an update every third call": lambda: data_parallel(

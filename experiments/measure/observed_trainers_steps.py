@@ -1,8 +1,6 @@
-"""Train steps as their authors write them, shrunk, on synthetic data: nnx, and a scanned, sharded
-one.
-
-Written after flax's example mnist (nnx), and after the shape of MaxText's step; no text of theirs.
-"""
+"""Train steps as their authors write them, shrunk, on synthetic data: after flax's example mnist
+(nnx), the shape of MaxText's step, jax's training cookbook (docs.jax.dev) and its example
+spmd_mnist; no text of theirs."""
 
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 VOCAB, LENGTH, BATCH, WIDTH = 64, 8, 16, 16
+ROWS, CLASSES = 32, 8
 
 
 class Trainer(NamedTuple):
@@ -31,8 +30,21 @@ class Trainer(NamedTuple):
   """(step, state, batch) -> (state, what is logged)."""
 
 
-def _mesh(**axes: int) -> Mesh:
-  return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+def mesh_of(kind: AxisType = AxisType.Auto, **axes: int) -> Mesh:
+  count = int(np.prod(list(axes.values())))
+  return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(kind,) * len(axes),
+                       devices=jax.devices()[:count])
+
+
+def rows(step: int, *shape: int) -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(step)
+  x = rng.normal(size=(ROWS, *shape)).astype(np.float32)
+  return {"x": x, "y": (np.abs(x.reshape(ROWS, -1)).sum(1) * 7).astype(np.int32) % CLASSES}
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  return optax.softmax_cross_entropy_with_integer_labels(
+      logits.astype(jnp.float32), labels).mean()
 
 
 def _tokens(mesh: Mesh, spec: P, step: int) -> dict[str, jax.Array]:
@@ -72,7 +84,7 @@ class _Digits(nnx.Module):
 def mnist() -> Trainer:
   """`nnx.jit`: model, optimizer and metrics changed in place, batch norm over the whole batch,
   dropout."""
-  mesh = _mesh(data=4)
+  mesh = mesh_of(data=4)
 
   def train_step(model: Any, optimizer: Any, metrics: Any, batch: Any) -> None:
     def loss_fn(model: Any) -> Any:
@@ -106,7 +118,7 @@ def mnist() -> Trainer:
 def maxtext() -> Trainer:
   """Layers scanned and rematerialised, parameters over fsdp and tensor axes, micro-batches,
   dropout, bf16, AdamW."""
-  mesh, layers, micro = _mesh(data=2, fsdp=2, tensor=2), 3, 2
+  mesh, layers, micro = mesh_of(data=2, fsdp=2, tensor=2), 3, 2
   specs = {"embed": P("tensor", "fsdp"), "qkv": P(None, "fsdp", "tensor"),
            "out": P(None, "tensor", "fsdp"), "up": P(None, "fsdp", "tensor"),
            "down": P(None, "tensor", "fsdp"), "norm": P()}
@@ -171,4 +183,102 @@ def maxtext() -> Trainer:
                  lambda step, state, batch: step(state, batch))
 
 
-TRAINERS = {"mnist": mnist, "maxtext": maxtext}
+def spmd_mnist() -> Trainer:
+  """Two layers over a mesh of data and model, log-softmax, plain SGD."""
+  mesh, sizes = mesh_of(data=2, model=2), (64, 64, 64, CLASSES)
+
+  def loss(params: Any, batch: Any) -> jax.Array:
+    x = batch["x"]
+    for w, b in params[:-1]:
+      x = jnp.tanh(jnp.dot(x, w) + b)
+    w, b = params[-1]
+    logits = jnp.dot(x, w) + b
+    logits = logits - jax.scipy.special.logsumexp(logits, axis=1, keepdims=True)
+    return -jnp.mean(jnp.sum(logits * jax.nn.one_hot(batch["y"], CLASSES), axis=1))
+
+  def train_step(params: Any, batch: Any) -> Any:
+    value, grads = jax.value_and_grad(loss)(params, batch)
+    return [(w - 0.1 * dw, b - 0.1 * db)
+            for (w, b), (dw, db) in zip(params, grads, strict=True)], value
+
+  def start() -> Any:
+    rng = np.random.default_rng(0)
+    return [(jax.device_put(0.1 * rng.normal(size=(m, n)).astype(np.float32),
+                            NamedSharding(mesh, P(None, "model") if n == 64 else P())),
+             jax.device_put(0.1 * rng.normal(size=n).astype(np.float32),
+                            NamedSharding(mesh, P("model") if n == 64 else P())))
+            for m, n in zip(sizes[:-1], sizes[1:], strict=True)]
+  return Trainer(lambda: jax.jit(train_step), start,
+                 lambda step: jax.device_put(rows(step, 64), NamedSharding(mesh, P("data"))),
+                 lambda step, state, batch: step(state, batch))
+
+
+def cookbook(dtype: str, width: int = 64, layers: int = 2) -> Trainer:
+  """Explicit mesh, FSDP, parameters and Adam's moments as Refs that the step changes in place."""
+  mesh, heads, vocab, length = mesh_of(AxisType.Explicit, fsdp=4), 4, 256, 32
+  shapes = {"embed": ((vocab, width), P(None, None)), "out": ((width, vocab), P("fsdp", None))}
+  for layer in range(layers):
+    shapes |= {f"qkv{layer}": ((3, width, heads, width // heads), P(None, "fsdp", None, None)),
+               f"mix{layer}": ((heads, width // heads, width), P("fsdp", None, None)),
+               f"up{layer}": ((width, 4 * width), P("fsdp", None)),
+               f"down{layer}": ((4 * width, width), P(None, "fsdp"))}
+  act = P("fsdp", None, None)
+
+  def apply(params: Any, tokens: jax.Array) -> jax.Array:
+    x = params["embed"].at[tokens].get(out_sharding=act)
+    for layer in range(layers):
+      skip = x
+      qkv = jnp.einsum("bsd,3dkh->bs3kh", x, params[f"qkv{layer}"],
+                       out_sharding=P("fsdp", None, None, None))
+      x = jax.nn.dot_product_attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], is_causal=True)
+      x = jnp.einsum("bskh,khd->bsd", x, params[f"mix{layer}"], out_sharding=act) + skip
+      x *= jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+      skip = x
+      x = jax.nn.gelu(jnp.einsum("bsd,dh->bsh", x, params[f"up{layer}"], out_sharding=act))
+      x = jnp.einsum("bsh,hd->bsd", x, params[f"down{layer}"], out_sharding=act) + skip
+      x *= jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+    return jnp.einsum("bsd,dl->bsl", x, params["out"], out_sharding=act)
+
+  def adam(param: Any, grad: jax.Array, moments: Any) -> None:
+    moments["mu"][...] = 0.9 * moments["mu"][...] + 0.1 * grad
+    moments["nu"][...] = 0.999 * moments["nu"][...] + 0.001 * grad**2
+    moments["count"][...] += 1
+    mean = moments["mu"][...] / (1 - 0.9 ** moments["count"][...])
+    size = moments["nu"][...] / (1 - 0.999 ** moments["count"][...])
+    param[...] -= 1e-4 * mean / (jnp.sqrt(size) + 1e-8)
+
+  def train_step(state: Any, batch: Any) -> jax.Array:
+    def loss(params: Any) -> jax.Array:
+      labels = jax.nn.one_hot(batch["y"], vocab)
+      return -(labels * jax.nn.log_softmax(apply(params, batch["x"]))).sum(axis=-1).mean()
+    params = jax.tree.map(jax.ref.get, state["params"])
+    value, grads = jax.value_and_grad(loss)(params)
+    jax.tree.map(adam, state["params"], grads, state["moments"])
+    return value
+
+  def start() -> Any:
+    rng = np.random.default_rng(0)
+    params = {name: jax.device_put(
+        jnp.asarray(rng.normal(size=shape) / np.sqrt(width), dtype), NamedSharding(mesh, spec))
+        for name, (shape, spec) in shapes.items()}
+    with jax.set_mesh(mesh):
+      moments = jax.tree.map(lambda param: {"mu": jnp.zeros_like(param),
+                                            "nu": jnp.zeros_like(param), "count": jnp.array(0)},
+                             params)
+      return jax.tree.map(jax.new_ref, {"params": params, "moments": moments})
+
+  def batch(step: int) -> Any:
+    text = np.random.default_rng(step).integers(0, vocab, (16, length)).astype(np.uint8)
+    return jax.device_put({"x": text, "y": np.roll(text, -1)},
+                          NamedSharding(mesh, P("fsdp", None)))
+
+  def call(step: Any, state: Any, batch: Any) -> Any:
+    with jax.set_mesh(mesh):
+      return state, step(state, batch)
+  return Trainer(lambda: jax.jit(train_step), start, batch, call)
+
+
+TRAINERS: dict[str, Callable[[], Trainer]] = {
+    "mnist": mnist, "maxtext": maxtext, "spmd_mnist": spmd_mnist,
+    "cookbook float32": lambda: cookbook("float32"),
+    "cookbook bf16": lambda: cookbook("bfloat16")}

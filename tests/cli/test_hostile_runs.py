@@ -153,13 +153,6 @@ def all_end_well(capsys, run, sound, commands=EVERY) -> list[str]:
   return sentences
 
 
-@pytest.mark.parametrize("timestamps", [0, -2**40, 2**63 - 1], ids=["zero", "negative", "largest"])
-def test_stamps_that_no_clock_has_read(run, sound, capsys, timestamps):
-  alter(run, "collectives", enter_ns=timestamps, exit_ns=timestamps)
-  alter(run, "steps", start_ns=timestamps, end_ns=timestamps)
-  all_end_well(capsys, run, sound)
-
-
 def test_steps_without_a_sign_are_read_as_others(run, sound, capsys):
   for table in ("steps", "collectives"):
     alter(run, table, step=lambda rows: rows["step"].cast(pa.uint64()))
@@ -175,13 +168,6 @@ def hung(tmp_path_factory):
   path = tmp_path_factory.mktemp("hung") / "run"
   write_observed(path)
   return path
-
-
-@pytest.mark.parametrize("column", ["process", "step", "gc_ns"])
-def test_numbers_beyond_64_bits_with_a_sign(run, sound, capsys, column):
-  for table in ("steps", *(() if column == "gc_ns" else ("collectives",))):
-    alter(run, table, **{column: lambda rows: pa.array(np.full(len(rows), 2**64 - 1, np.uint64))})
-  all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once")))
 
 
 @pytest.mark.parametrize("kind, table", [

@@ -112,25 +112,6 @@ def test_the_share_of_a_finding_is_what_the_fault_costs(diagnosed, name, mode):
   assert share == pytest.approx(cost / step, abs=0.02)
 
 
-def test_findings_are_disjoint(diagnosed):
-  for diagnosis, _ in diagnosed.values():
-    share = {f.mode: f.share for f in diagnosis.findings}
-    late = sum(share.get(mode, 0) for mode in (Verdict.PERSISTENT, Verdict.AMPLIFICATION,
-                                               Verdict.LOCALITY))
-    assert late <= diagnosis.lateness.earliness / diagnosis.step_time.mean + 1e-9
-    assert share.get(Verdict.CONTENTION, 0) <= diagnosis.shares["contention"] + 1e-9
-    assert sum(share.values()) <= 1 - diagnosis.shares["compute"] + 1e-9
-
-
-def test_the_onset_is_dated_to_the_step(diagnosed):
-  late = next(f for f in diagnosed["later"][0].findings)
-  assert late.first_step in range(118, 123)
-  assert late.last_step is None
-  trunk = next(f for f in diagnosed["trunk"][0].findings)
-  assert trunk.first_step in range(148, 153)
-  assert next(f for f in diagnosed["straggler"][0].findings).first_step is None
-
-
 @pytest.mark.parametrize("seed", range(examples(6)))
 @pytest.mark.parametrize("shape", [{"ranks": 2, "processes": 2, "hosts": 2}, {},
                                    {"ranks": 64, "processes": 8, "hosts": 8, "steps": 100}])

@@ -130,12 +130,6 @@ def said(name):
   return () if found is None else found.sentences
 
 
-def test_every_sentence_has_situations_in_which_it_is_and_is_not_said():
-  assert set(NOT_SAID) == set(SAID) == set(Code)
-  assert {*QUIET, *(name for table in (SAID, NOT_SAID) for names in table.values()
-                    for name in names)} == set(SITUATIONS)
-
-
 @pytest.mark.parametrize("code, name", [(code, name) for code, names in SAID.items()
                                         for name in names])
 def test_it_is_said_where_it_is_so(code, name):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.diagnose import follower as followers
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.follower import Follower
@@ -204,22 +203,6 @@ def test_another_run_in_the_same_directory_replaces_the_first(tmp_path):
   other.write(40)
   look = follower.poll(2.0, 0.0)
   assert (look.run, look.step, look.ranks, look.alerts) == ("other", 39, 2, ())
-
-
-def test_every_step_is_tested_once(growing, monkeypatch):
-  tested = []
-
-  def follow(state, run):
-    tested.append(run.steps[run.inside])
-    return state, ()
-
-  monkeypatch.setattr(followers.stream, "follow", follow)
-  follower = Follower(growing.directory, 50)
-  for step in (90, 91, 150, 300):
-    growing.write(step)
-    follower.poll(float(step), 0.0)
-    follower.poll(step + 0.5, 0.0)
-  assert np.concatenate(tested).tolist() == list(range(20, 300))
 
 
 def test_the_guard_is_that_of_the_lowest_rank_now(tmp_path):

@@ -220,16 +220,6 @@ def test_the_stream_dates_a_fault_of_the_first_step_to_it(size, kind, ranks):
   assert [(alarm.rank, alarm.onset, alarm.throughout) for alarm in told] == [(ranks - 1, 0, True)]
 
 
-def test_the_stream_tells_when_such_a_fault_is_over():
-  random = np.random.default_rng(0)
-  compute = noise("quiet", 4, 600, random)
-  compute[2, :300] += 0.3 * STEP
-  run = run_of(compute, np.full_like(compute, 1e-3), np.full(600, 0.01))
-  told = [alarm for alarm in stream.follow(stream.init(4), run)[1] if alarm.kind == stream.LATE]
-  assert [(alarm.rank, alarm.over) for alarm in told] == [(2, False), (2, True)]
-  assert told[0].throughout and 300 <= told[1].step <= 360
-
-
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("seed", range(examples(6)))
 def test_the_stream_names_nobody_from_the_start_of_a_healthy_job(ranks, seed):

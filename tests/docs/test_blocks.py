@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.docs import names, shell
-from tests.docs.blocks import ROOT, Block, blocks, of, written
+from tests.docs.blocks import ROOT, Block, blocks, written
 from tests.synthetic import synthetic_runs
 
 SHOWN = {"output", "formula", "layout", "query", "json"}
@@ -50,14 +50,6 @@ def test_every_block_is_checked_by_something():
   assert not complaints, f"blocks that nothing checks: {complaints}"
 
 
-@pytest.mark.parametrize("page", [
-    "a\n```\nls\n```\n", "a\n\n    ls\n", "```bash\nls\n```\n", "```text\nx\n```\n",
-    "```text output\nx\n```\n", "```sh no check\nls\n```\n"])
-def test_what_nothing_checks_is_noticed(page):
-  [block] = of(page, "a.md")
-  assert unsaid(block)
-
-
 def test_a_prompt_is_nowhere_but_in_a_block_of_python():
   loose = [block.where for block in blocks() if block.prompts and block.language != "python"]
   for page in sorted((ROOT / "docs").rglob("*.md")):
@@ -87,30 +79,9 @@ def test_names_and_arguments_of_python_exist(block):
   assert not names.wrong(block.text)
 
 
-@pytest.mark.parametrize("code", [
-    "jaxpace.instrumnt(step, axis_name='data')", "jaxpace.instrument(step, axis='data')",
-    "from jaxpace import distribute", "from jaxpace.distributed import initialise",
-    "jaxpace.Recorder()", "jax.shard_mapped(f)"])
-def test_names_and_arguments_that_do_not_exist_are_noticed(code):
-  assert names.wrong(code)
-
-
 @pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.where)
 def test_commands_can_be_typed(block):
   assert shell.check(block.text)
-
-
-@pytest.mark.parametrize("line", [
-    "jaxpace repot runs/demo", "jaxpace report runs/demo --htm x",
-    "jaxpace run --nproc 2 -- jaxpace bench --jsn x",
-    "python -m experiments.examples.digits.mian",
-    "python -m experiments.examples.digits.main --workdirs=a", "make dmo", "rm -rf /",
-    "sbatch docs/examples/trian.sbatch train.py", "pip install 'jaxpace[metric]'",
-    "chrt -r 5 python -m experiments.no", "jaxpace report a | jaxpace nothing", "python other.py",
-    "jaxpace replay a --pacer 'pace_early_ranks(treshold=1)'"])
-def test_commands_that_would_fail_are_noticed(line):
-  with pytest.raises((shell.NotTypeableError, ValueError)):
-    shell.check(line)
 
 
 def test_the_first_query_can_be_typed(tmp_path):

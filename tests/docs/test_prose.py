@@ -74,17 +74,6 @@ def test_all_pages_together_can_be_read():
   assert sum(len(page.read_text().split()) for page in PAGES) <= MOST_OF_ALL
 
 
-@pytest.mark.parametrize("text", [
-    "It has a stamp.", "3 ms a step", "| a | was told |\n|---|---|\n| so they played again | b |"])
-def test_what_is_badly_said_is_noticed(text):
-  assert [*badly_said(prose(text))]
-
-
-def test_code_and_targets_are_no_prose():
-  assert not [*badly_said(prose("See [`stamp`](stamp.md) and `marks`.\n\n```sh\nstamp\n```\n"))]
-  assert [*too_long("word " * 60 + "end.")]
-
-
 OTHERS_OPTIONS = {"--longer", "--nojaxpace", "--signal"}
 """Options of experiments, examples and other programs that pages name by themselves."""
 

@@ -9,7 +9,7 @@ from experiments.lib import hlo
 from experiments.measure import bitwise_cases, bitwise_delays, observed_trainers
 from experiments.measure import observed_trainers_more as more
 from experiments.measure.bitwise_cases import LAYOUTS, Case, Result, Way
-from experiments.measure.observed_trainers_steps import Trainer
+from experiments.measure.observed_trainers_steps import Trainer, cookbook
 
 pytestmark = pytest.mark.optimized(always=True)
 
@@ -92,7 +92,7 @@ def test_bits_under_delays_in_small():
 @pytest.mark.long
 @pytest.mark.parametrize("make", [
     # Read back, partitioned, and compiled again, 12 of its 25 arrays differed after a step.
-    lambda: more.cookbook("float32", width=32, layers=1), lambda: more.fsdp_scan(jnp.bfloat16),
+    lambda: cookbook("float32", width=32, layers=1), lambda: more.fsdp_scan(jnp.bfloat16),
     more.manual_experts, more.experts, more.convolutions, more.tensor_dropout, more.pmap])
 def test_observed_trainers_have_the_same_bits_and_no_warning(make):
   row = observed_trainers.run(make(), 3)

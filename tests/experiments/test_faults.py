@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from configs import fault_lab, observed_lab
 from experiments.labs import ablation, observed_processes
 from experiments.labs.faults import judge, make, plan, scores, truth
-from experiments.labs.faults.observed import LAYERS, layer_of
+from experiments.labs.faults.observed import layer_of
 from experiments.labs.faults.rules import RULES
 from experiments.labs.faults.schedule import schedule
 from experiments.labs.faults.scores import Found, Injected, Judged
@@ -56,47 +56,6 @@ def judged(faults, findings, layout="4x1", name="run"):
 
 
 # Plans and schedules.
-
-
-def test_the_default_plan_is_large_enough_and_the_same_each_time():
-  specs = plan.plan(fault_lab.get_config())
-  assert sum(bool(spec.faults) for spec in specs) >= 200
-  assert sum("healthy" in spec.name for spec in specs) >= 150
-  assert len({spec.name for spec in specs}) == len(specs)
-  assert {mode for spec in specs for mode in spec.modes} == set(MODES)
-  assert {fault.onset > 0 for spec in specs for fault in spec.faults} == {True, False}
-  assert sum(len(spec.faults) == 2 for spec in specs) >= 20
-  assert plan.plan(fault_lab.get_config()) == specs
-
-
-def test_forty_observed_runs_ten_of_them_healthy_each_twin_first():
-  made = plan.plan(observed_lab.get_config())
-  assert len(made) == len({spec.name for spec in made}) == 40
-  assert sum(not spec.faults for spec in made) == 10
-  names = [spec.name for spec in made]
-  assert all(spec.twin in names[:at] for at, spec in enumerate(made) if spec.faults)
-  for layout in ("2x1", "4x1"):
-    kinds = [spec.faults[0].kind for spec in made if spec.layout == layout and spec.faults]
-    assert sorted(kinds) == sorted(kind for kind, *_ in plan.OBSERVED)
-  assert {layer_of(spec) for spec in made} == {None, *range(LAYERS)}
-
-
-def test_schedules_hold_what_the_faults_say():
-  late = schedule(spec_of(fault_of("straggler", (1, 2), 3e-3, onset=80))).extra
-  np.testing.assert_allclose(late[1:3, 80:], 3e-3, rtol=1e-6)
-  assert not late[:, :80].any() and not late[[0, 3]].any()
-  rotating = schedule(spec_of(fault_of("rotating", (), 4e-3))).extra
-  assert ((rotating > 0).sum(axis=0) == 1).all() and len(set(rotating.argmax(axis=0))) == 4
-  both = schedule(spec_of(fault_of("rotating", (), 4e-3), fault_of("rotating", (), 4e-3))).extra
-  assert (np.count_nonzero(both, axis=0) == 2).sum() > 100, "two faults are drawn apart"
-  unequal = schedule(spec_of(fault_of("imbalance", (), 2e-3))).extra.astype(np.float64)
-  assert (unequal.max(axis=0) - unequal.mean(axis=0)).mean() == pytest.approx(2e-3, rel=1e-5)
-  saved = schedule(spec_of(fault_of("checkpointing", (0,), 0.1, chance=25.0), layout="4x1")).pause[
-      "checkpoint"]
-  assert np.flatnonzero(saved[0]).tolist() == list(range(24, 200, 25)) and not saved[1:].any()
-  paused = schedule(spec_of(fault_of("collecting", (2, 3), 0.02, chance=0.1,
-                                     onset=50), layout="4x1")).pause["gc"]
-  assert not paused[:2].any() and not paused[:, :50].any() and 15 < (paused > 0).sum() < 50
 
 
 # What the truth is.
@@ -229,24 +188,6 @@ def test_every_rule_names_something_and_is_out_only_while_it_is_taken_out():
     with ablation.without(rule):
       assert all(target(place) is neutral for place, neutral in rule.neutral.items())
     assert all(target(place) is before[place] for place in before)
-
-
-def test_without_a_rule_that_finds_the_fault_it_is_missed(runs):
-  ready, read = judge.labelled(runs), {}
-  rules = {rule.name: rule for rule in RULES}
-  whole = ablation.judged(ready, None, read)
-  assert set(read) == {one.path for one in ready}
-  figures = ablation.figures_of(whole["all"])
-  assert ((figures["macro_f1"], figures["blamed_rightly"], figures["to_blame"], figures["changed"])
-          == (1.0, 1, 1, None))
-  blind = dataclasses.replace(whole["all"][0], found=())
-  worse = ablation.figures_of([blind, whole["all"][1]], whole["all"])
-  assert ((worse["macro_f1"], worse["blamed_rightly"], worse["changed"], worse["misjudged"])
-          == (0.0, 0, 1, 1))
-  loud = ablation.judged(ready, rules["turns.costly"], read, ("bare",))
-  assert ablation.figures_of(loud["bare"], whole["bare"])["controls_with_findings"] == 1
-  idle = ablation.judged(ready, rules["place.late"], read, ("all",))
-  assert ablation.figures_of(idle["all"], whole["all"])["changed"] == 0
 
 
 # For real.

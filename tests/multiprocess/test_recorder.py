@@ -123,18 +123,6 @@ def test_kill_9_loses_at_most_five_seconds(tmp_path, start):
 
 
 @pytest.mark.long
-def test_sigterm_dies_of_it_at_the_next_step_and_loses_nothing(tmp_path, start):
-  worker = start(tmp_path, 100_000, 0.3)
-  worker.wait_for("step 8 ")
-  worker.process.send_signal(signal.SIGTERM)
-  assert worker.finish() == -signal.SIGTERM
-  last, _ = worker.last_step()
-  values = steps(tmp_path)[0]
-  assert values == list(range(len(values))) and values[-1] >= last
-  assert info(tmp_path)["ended_by"] == "SIGTERM"
-
-
-@pytest.mark.long
 def test_sigterm_in_a_stuck_main_thread_dies_after_the_grace_time(tmp_path, start):
   worker = start(tmp_path, 1000, 0.01, "--mode", "stuck", "--grace", 1.0)
   worker.wait_for("stuck")
@@ -147,17 +135,6 @@ def test_sigterm_in_a_stuck_main_thread_dies_after_the_grace_time(tmp_path, star
   # What was on the host is on the disk, without a second's wait for the next flush.
   assert values == list(range(len(values))) and values
   assert info(tmp_path)["ended_by"] == "SIGTERM"
-
-
-@pytest.mark.long
-def test_a_python_handler_that_was_there_decides(tmp_path, start):
-  worker = start(tmp_path, 100_000, 0.02, "--mode", "handler")
-  worker.wait_for("step 20 ")
-  worker.process.send_signal(signal.SIGTERM)
-  assert worker.finish() == 7
-  last, _ = worker.last_step()
-  assert steps(tmp_path)[0][:last + 1] == list(range(last + 1))
-  assert info(tmp_path)["closed_cleanly"]
 
 
 @pytest.mark.long
