@@ -4,6 +4,7 @@ nobody waits for."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import zlib
 from typing import Any
@@ -24,9 +25,13 @@ _SHOWN = 8
 _WAITS = (10.0, 110.0)
 """Seconds to wait for the other processes before the first exchange: until it is said, and then
 until work stays shared evenly."""
-
-_VETOES = 1.0
-"""Seconds to wait for others that may want to change their counts, where this process can't."""
+_AGREES = 2.0
+"""Seconds beside the time of eight steps to wait for the others' word on new counts. Who comes
+later puts the change off to another exchange, and nothing is lost; who wants no change never
+comes."""
+_BEHIND = 8
+"""Steps that a process may be behind another: none has new counts of an exchange before all have
+begun it."""
 
 
 class Gathered:
@@ -45,6 +50,9 @@ class Gathered:
     self._processes = [device.process_index for device in self._mesh.devices]
     self._members = sorted(set(self._processes))
     self._met, self._meeting = self._alone, ""
+    # The step at which not all agreed the last time: processes count calls of a barrier, and no
+    # more alike once it has failed.
+    self._failed = 0
     if not self._alone:
       shape = jax.ShapeDtypeStruct((self._mesh.size, numbers), jnp.float32, sharding=self._split)
       with own_context.on(self._mesh):
@@ -120,24 +128,31 @@ class Gathered:
                      "Work stays shared evenly." if seconds == _WAITS[-1] else "It waits on.")
       else:
         self._met = True
+        self._forget(f"{self._meeting}/counts/")
         return True
     return False
 
-  def agree(self, step: int, wanted: np.ndarray | None) -> bool:
-    """Whether all processes have decided on these counts from a step on: one that some fetch for
-    and some do not would never end. It waits for the others; with None, which agrees with nobody,
-    for a moment. A barrier that was given up stays so for those who come later."""
+  def _forget(self, folder: str) -> None:
+    """Deletes what all processes have read: keys stay in process 0's memory."""
+    if jax.process_index() == self._members[0]:
+      with contextlib.suppress(ConnectionError):
+        distributed.key_value_delete(folder)
+
+  def agree(self, step: int, wanted: np.ndarray, step_time: float) -> bool:
+    """Whether all processes want these counts from a step on: one that some fetch for and some do
+    not would never end. It waits for those who want the same, in s as long as a step takes eight
+    times, and a little."""
     if self._alone:
-      return wanted is not None
-    place = f"{self._meeting}/decided/{step}"
-    said = "none" if wanted is None else f"{zlib.crc32(wanted.tobytes()):x}"
+      return True
+    # One name for the same counts each time: those of barriers stay in process 0's memory.
+    name = f"{self._meeting}/{self._failed}/{zlib.crc32(wanted.tobytes()):x}"
     try:
-      distributed.key_value_set(f"{place}/{said}", "", overwrite=True)
-      distributed.barrier(place, _VETOES if wanted is None else sum(_WAITS), self._members)
-      return wanted is not None and len(distributed.key_value_directory(f"{place}/")) <= 1
+      distributed.barrier(name, _AGREES + _BEHIND * step_time, self._members)
     except (TimeoutError, ConnectionError, RuntimeError):
       _LOG.debug("shares", exc_info=True)
+      self._failed = step
       return False
+    return True
 
   def refuse_unequal(self, coming: np.ndarray) -> None:
     """Refuses that processes are at different steps, on all of them at one call.

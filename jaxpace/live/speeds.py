@@ -59,10 +59,9 @@ class SharedCounts:
   def __init__(self, mesh: Mesh, ranks: np.ndarray, balancer: Balancer, capacity: int):
     """Begins evenly, at step 0; `ranks` is the rank along the data axis of each device of the
     mesh."""
-    self._capacity, self._ranks = capacity, ranks.reshape(-1)
-    self._micro_batches = balancer.micro_batches
+    self._shape, self._ranks = (balancer.micro_batches, capacity), ranks.reshape(-1)
     self._count = int(ranks.max()) + 1
-    self._gathered = Gathered(mesh, 2 * MOST + 3)
+    self._gathered = Gathered(mesh, 2 * MOST + 4)
     self._busy: BusyTimes | None = None
     self._warned = self._said = False
     self._asked = AskedBalancer(balancer, self._count)
@@ -101,7 +100,9 @@ class SharedCounts:
     self._decided: Any = None
     # The call with which the next exchange is due, and how many have changed nothing.
     self._due, self._unchanged = 0, 0
-    self._rarest = _RAREST
+    # A digest of the counts that this process decided on and not all others; 0 for none.
+    self._refused = 0
+    self._step_time = 0.0
     # What the guard has found, by the name of its column; and what is recorded of counts.
     self._judged: dict[str, float] = {}
     self._mode: float | None = None
@@ -156,7 +157,8 @@ class SharedCounts:
       self._number, self._asked_for = number + 1, place + 1
       self._ahead.append((number, counts, decisions, self._known))
       self._known = self._counts, self._inner
-    step.shared |= {(self._micro_batches, self._capacity)}
+    if self._shape not in step.shared:
+      step.shared |= {self._shape}
     asks = threading.get_ident()
     step.coming.append(functools.partial(self._called_with, step, asks, steered.threshold))
     return number, counts
@@ -223,25 +225,19 @@ class SharedCounts:
     decided, self._decided = self._decided, None
     if decided is None:
       return
-    wanted = self._wanted(decided)
-    changes = wanted is None or bool(np.any(wanted != self._counts))
-    if changes and not self._gathered.agree(self._number, wanted):
-      # Those that wanted no change know of nothing, and hear of it with the next exchange.
-      changes, self._print = False, 0.0
-      if wanted is not None:
-        _LOG.warning("The job's processes decided on different counts for step %d: a balancer "
-                     "answered differently on hosts that compute differently, or failed on one. "
-                     "Counts stay, and are even from the next exchange on.", self._number)
-    if changes and wanted is not None:
+    wanted, self._refused = self._wanted(decided), 0
+    if not np.any(wanted != self._counts):
+      self._unchanged += 1
+    elif self._gathered.agree(self._number, wanted, self._step_time):
       self._counts, self._due, self._unchanged = wanted, 0, 0
     else:
-      self._unchanged += 1
+      # The next exchange shows whether one came late, or decided otherwise and knows of nothing.
+      self._refused, self._unchanged = _digest(wanted), self._unchanged + 1
 
-  def _wanted(self, decided: Any) -> np.ndarray | None:
-    """The counts that were decided, or those in force where these can't be; None where the balancer
-    has failed."""
+  def _wanted(self, decided: Any) -> np.ndarray:
+    """The counts that were decided, or those in force where these can't be."""
     if not self._print:
-      return None
+      return self._counts
     try:
       if isinstance(decided, Exception):
         raise decided
@@ -250,7 +246,8 @@ class SharedCounts:
     except Exception as error:
       _LOG.warning("The balancer failed at step %d, so work is shared evenly from the next "
                    "exchange on: %s", self._number, str(error).strip().rpartition("\n")[2])
-      return None
+      self._print = 0.0
+      return self._counts
     self._inner = after
     if self._sound(counts):
       return counts
@@ -258,7 +255,7 @@ class SharedCounts:
       self._warned = True
       _LOG.warning("The balancer asks for counts of %s (-1 is for NaN, or for no whole number), "
                    "which do not add up to %d with at most %d each: the counts stay.",
-                   counts.tolist(), self._micro_batches, self._capacity)
+                   counts.tolist(), *self._shape)
     return self._counts
 
   def _note(self, found: dict[str, float]) -> None:
@@ -282,12 +279,12 @@ class SharedCounts:
     rows = self._gathered.received()
     if sent is None or rows is None:
       return
-    busy, took, (ran, prints, coming) = (
-        rows[:, :MOST], rows[:, MOST:-3].max(axis=0), rows[:, -3:].T)
+    busy, took, (refused, ran, prints, coming) = (
+        rows[:, :MOST], rows[:, MOST:-4].max(axis=0), rows[:, -4:].T)
     self._gathered.refuse_unequal(coming.astype(np.int64))
     # All processes see the same, and end together.
-    agree, same = np.all(prints == prints[0]), np.all(ran == ran[0])
-    self._exchanges = bool(agree and same and prints[0])
+    agree, same, alike = (np.all(each == each[0]) for each in (prints, ran, refused))
+    self._exchanges = bool(agree and same and alike and prints[0])
     if not self._exchanges:
       if not np.all(prints):
         if self._print:
@@ -297,12 +294,16 @@ class SharedCounts:
         _LOG.warning("The job's processes were given different balancers, or run different "
                      "versions of jax: their counts would differ, so work is shared evenly. Give "
                      "jaxpace.shares the same arguments in every process.")
+      elif not alike:
+        _LOG.warning("The job's processes decided on different counts before step %d: a balancer "
+                     "answered differently on hosts that compute differently, or by what one "
+                     "process alone knows. Work is shared evenly.", self._number)
       else:
         _LOG.warning("The job's processes ran different counts in steps up to %d: examples were "
                      "left out or trained on twice in them. From here on work is shared evenly.",
                      sent[0].max())
       return
-    self._rarest = _rarest(took, self._rarest)
+    self._step_time = _typical(took, self._step_time)
     try:
       self._decided = self._asked(sent[0], self.by_rank(busy), took, sent[1], self._counts,
                                   self._inner, threshold)
@@ -329,23 +330,22 @@ class SharedCounts:
     steps[:len(numbers)] = numbers
     counts[:len(numbers)] = [one[1] for one in ran[:-1] if one]
     self._sent = steps, counts
-    # A whole number that float32 holds.
-    digest = zlib.crc32(counts[:len(numbers)].tobytes()) % TOLD
-    self._gathered.send(self._own_rows(calls, digest, number))
-    self._due = place + min(EVERY << min(self._unchanged // _PATIENT, 8), self._rarest)
+    self._gathered.send(self._own_rows(calls, _digest(counts[:len(numbers)]), number))
+    self._due = place + min(EVERY << min(self._unchanged // _PATIENT, 8),
+                            _rarest(self._step_time))
 
   def _own_rows(self, calls: Sequence[int | None], digest: int, number: int) -> np.ndarray:
-    """[own devices, 2 MOST + 3] float32: busy times in s and what steps took, NaN where nothing is
-    known, whatever went wrong; a digest of what counts they ran, which balancer this process has,
-    and which step it asks for next."""
+    """[own devices, 2 MOST + 4] float32: busy times in s and what steps took, NaN where nothing is
+    known, whatever went wrong; digests of the counts that not all agreed to and of what steps ran,
+    which balancer this process has, and which step it asks for next."""
     assert self._busy is not None, "made before the first exchange"
-    rows = np.full((len(self._gathered.own), 2 * MOST + 3), NAN, np.float32)
-    rows[:, -3], rows[:, -2] = digest, self._print
+    rows = np.full((len(self._gathered.own), 2 * MOST + 4), NAN, np.float32)
+    rows[:, -4], rows[:, -3], rows[:, -2] = self._refused, digest, self._print
     # How far ahead another thread asks differs from moment to moment.
     rows[:, -1] = (self._number if self._thread else number + 1) % TOLD
     found = self._guarded(self._busy.of, calls)
     if found is not None:
-      rows[:, :-3].reshape(len(rows), 2, MOST)[:, :, :len(calls)] = found
+      rows[:, :-4].reshape(len(rows), 2, MOST)[:, :, :len(calls)] = found
     return rows
 
   @staticmethod
@@ -364,19 +364,21 @@ class SharedCounts:
 
   def _sound(self, counts: np.ndarray) -> bool:
     return bool(counts.shape == (self._count,) and counts.min() >= 0
-                and counts.max() <= self._capacity
-                and counts.sum() == self._micro_batches)
+                and counts.sum() == self._shape[0] and counts.max() <= self._shape[1])
 
 
-def _rarest(took: np.ndarray, before: int) -> int:
-  """Steps between exchanges that fill `RARELY` seconds, a power of two: the same on all processes.
+def _digest(counts: np.ndarray) -> int:
+  """What tells counts from others: a whole number above 0 that float32 holds."""
+  return 1 + zlib.crc32(counts.tobytes()) % (TOLD - 1)
 
-  Args:
-    took: [steps] float32 s, NaN where not known.
-    before: what it was: it stays where no step is known.
-  """
+
+def _typical(took: np.ndarray, before: float) -> float:
+  """The median step, s, of those known, [steps] float32; what it was where none is."""
   known = took[~np.isnan(took)]
-  if not known.size:
-    return before
-  steps = RARELY / max(float(np.median(known)), 1e-9)
-  return 1 << int(np.clip(steps, EVERY, _RAREST)).bit_length() - 1
+  return float(np.median(known)) if known.size else before
+
+
+def _rarest(step_time: float) -> int:
+  """Steps of so many s between exchanges that fill `RARELY` seconds, a power of two: the same on
+  all processes."""
+  return 1 << int(np.clip(RARELY / max(step_time, 1e-9), EVERY, _RAREST)).bit_length() - 1

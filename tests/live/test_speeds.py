@@ -13,7 +13,7 @@ import pytest
 
 import jaxpace
 from jaxpace.coordination import knobs
-from jaxpace.live import speeds
+from jaxpace.live import gathered, speeds
 from jaxpace.live.busy_times import BusyTimes
 from jaxpace.live.control_file import ControlRequest
 from jaxpace.live.speeds import Gathered
@@ -100,7 +100,7 @@ def test_exchanges_grow_rare_while_counts_stay_and_tell_of_the_last_steps(monkey
 
   monkeypatch.setattr(Gathered, "send", noted)
   monkeypatch.setattr(speeds, "_PATIENT", 3)
-  monkeypatch.setattr(speeds, "_rarest", lambda busy, before: 64)
+  monkeypatch.setattr(speeds, "_rarest", lambda step_time: 64)
   job.run(96)
   steps, last, left_out = job.feed.state().balancer  # its leaves, in order
   assert steps == last + 1 > 48 and left_out == 0, "none is left out up to every sixteenth step"
@@ -114,13 +114,12 @@ def test_exchanges_grow_rare_while_counts_stay_and_tell_of_the_last_steps(monkey
 
 
 def test_an_exchange_costs_the_same_part_of_short_and_long_steps():
-  def rarest(*took):
-    return speeds._rarest(np.array(took, np.float32), before=32)
-
-  assert rarest(*[0.035] * 16) == 256, "10 s / 0.035 s is 285"
+  rarest = speeds._rarest
+  assert rarest(0.035) == 256, "10 s / 0.035 s is 285"
   assert rarest(2.5) == rarest(70.0) == 4 and rarest(1e-5) == rarest(0.0) == 1024
-  assert rarest(0.1, np.nan, 9.0, 0.1) == 64, "one long step is no step time"
-  assert rarest(np.nan, np.nan) == 32, "as before where no step is known"
+  took = np.array([0.125, np.nan, 9.0, 0.125], np.float32)
+  assert speeds._typical(took, 1.0) == 0.125, "one long step is no step time"
+  assert speeds._typical(took[1:2], 1.0) == 1.0, "as before where no step is known"
 
 
 def test_work_is_shared_evenly_while_control_says_off(tmp_path):
@@ -301,7 +300,8 @@ def others_differ(monkeypatch, number):
 
 @pytest.mark.parametrize(("number", "said"), [
     (-2, "processes were given different balancers"),
-    (-3, "processes ran different counts in steps up to 3: ")])
+    (-3, "processes ran different counts in steps up to 3: "),
+    (-4, "processes decided on different counts before step 13: ")])
 def test_processes_that_differ_share_evenly(number, said, monkeypatch, caplog):
   job = Job()
   others_differ(monkeypatch, number)
@@ -309,6 +309,25 @@ def test_processes_that_differ_share_evenly(number, said, monkeypatch, caplog):
   assert job.ran == [EVEN] * 40
   (record,) = caplog.records
   assert said in record.message
+
+
+def test_ten_thousand_changes_leave_no_more_names_than_counts(monkeypatch):
+  """Those of barriers stay in process 0's memory; one that has failed is of no use any more."""
+  met, fails = [], iter([False] * 10_000 + [True])
+
+  def barrier(name, seconds, processes):
+    met.append((name, seconds))
+    if next(fails, False):
+      raise TimeoutError
+
+  monkeypatch.setattr(gathered.distributed, "barrier", barrier)
+  each = Gathered(mesh_of(data=RANKS), 1)
+  each._alone = False
+  wanted = list(map(np.array, TURNS))
+  assert all(each.agree(step, wanted[step % 4], 0.25) for step in range(10_000))
+  assert len(set(met)) == 4 and {seconds for _, seconds in met} == {gathered._AGREES + 2.0}
+  assert not each.agree(10_000, wanted[0], 0.25)
+  assert each.agree(10_004, wanted[0], 0.25) and len(set(met)) == 5
 
 
 def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):

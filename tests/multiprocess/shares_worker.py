@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 
@@ -86,10 +87,29 @@ def cut(kept, end, event, at):
           "busy": state.balancer[1].view(np.uint32).tolist()}
 
 
+def late_once():
+  """Process 1 comes too late for the first new counts."""
+  agree, times = gathered.Gathered.agree, iter([1.5] * INDEX)
+  gathered._AGREES = 0.5
+
+  def agrees(*args):
+    time.sleep(next(times, 0))
+    return agree(*args)
+
+  gathered.Gathered.agree = agrees
+
+
+ANSWERS = {"differs": [[3, 5], [5, 3]], "fails": [[3, 5], EVEN], "alone": [[3, 5], EVEN],
+           "late": [[3, 5], [3, 5]]}
+"""What balancers answer from step 24 on, by process."""
+
+
 def erring(how):
   """Trains with a feed that process 1 uses wrongly: returns the counts that were run."""
   if how == "never":
     gathered._WAITS = (0.5, 0.5)
+  if how == "late":
+    late_once()
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   batch = jax.make_array_from_process_local_data(
       jax.NamedSharding(mesh, jax.P("data")), np.ones((TOTAL // PROCESSES, SIZE), np.float32))
@@ -101,14 +121,14 @@ def erring(how):
 
   step, w, ran = jaxpace.observe(jax.jit(train)), jnp.float32(0), []
   balancer = None
-  if how in ("differs", "fails"):
+  if how in ANSWERS:
     # One program on both, as of hosts that compute differently.
     def answer(number):
       if number < 24:
         return np.array(EVEN, np.int32)
       if how == "fails" and INDEX == 1:
         raise OSError("the table of speeds is gone")
-      return np.array([[3, 5], [5, 3]][INDEX], np.int32)
+      return np.array(ANSWERS[how][INDEX], np.int32)
 
     balancer = jaxpace.Balancer(lambda ranks: jnp.int32(0), lambda seen, state: (
         jax.pure_callback(answer, seen.counts, seen.step), state), TOTAL)

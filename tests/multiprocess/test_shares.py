@@ -39,16 +39,22 @@ def test_counts_that_one_process_alone_restored_are_refused_before_the_first_ste
   assert any("begin with different counts: process" in output for _, output in found), found
 
 
-@pytest.mark.parametrize("how", ["differs", "fails"])
+@pytest.mark.parametrize("how", ["differs", "fails", "alone"])
 def test_counts_that_one_process_alone_decides_on_are_run_by_none(how):
   """Where only one fetched the batch its step would never end; nor would an exchange that only one
   thinks due."""
   found = start(2, 1, "erring", how)
   assert facts(found) == [[4, 4]] * 80
-  decided = "decided on different counts for step"
-  for (_, output), said in zip(found, (decided, decided) if how == "differs" else (
-      decided, "The balancer failed at step"), strict=True):
+  failed = ["The balancer failed in another process", "The balancer failed at step"]
+  for (_, output), said in zip(found, failed if how == "fails" else
+                               ["decided on different counts before step"] * 2, strict=True):
     assert output.count(said) == 1 and "ran different counts" not in output, output
+
+
+def test_counts_that_one_process_is_late_for_are_run_a_little_later():
+  found = start(2, 1, "erring", "late")
+  assert facts(found) == [[4, 4]] * 44 + [[3, 5]] * 36, "two exchanges later, and for good"
+  assert all("decided on different" not in output for _, output in found), found
 
 
 def test_a_process_without_a_feed_is_named_and_work_stays_even():
