@@ -51,10 +51,8 @@ def measure(kind: str, group: Group, sizes: Sequence[int], repeats: int,
   for done, size in enumerate(sizes):
     elements = -(-size // (4 * layout.shape[1])) * layout.shape[1]
     own = elements // layout.shape[1] if kind == ALL_GATHER else elements
-    sharding = NamedSharding(mesh, P(("group", "rank")))
-    zeros = np.zeros(own, np.float32)
-    timed = _timed(_loop(kind, mesh), jax.make_array_from_callback(
-        (own * layout.size,), sharding, lambda _, part=zeros: part))
+    timed = _timed(_loop(kind, mesh), jnp.zeros(
+        own * layout.size, jnp.float32, device=NamedSharding(mesh, P(("group", "rank")))))
     timed(1)  # compiles, and meets the others for the first time
     once = _agreed(max(min(timed(1) for _ in range(2)), 1e-6))
     turns = int(np.clip(_SAMPLE_SECONDS / once, 3, _MOST_TURNS))
