@@ -112,8 +112,8 @@ def growth() -> dict[str, Any]:
               np.zeros(1, np.float32), (component,))
     simulated = []
     for ranks in SIZES:
-      plan, key = simulation(Shape(ranks, overlap=False)), jax.random.key(1)
-      _, steps = jax.jit(plan.run, static_argnums=3)(key, job, plan.init(key, job), 4000)
+      (init, run), key = simulation(Shape(ranks, overlap=False)), jax.random.key(1)
+      _, steps = jax.jit(run, static_argnums=3)(key, job, init(key, job), 4000)
       simulated.append(round(float(np.asarray(steps.step_time, np.float64).mean() / 15e-3), 4))
     found[name] = {"simulated": simulated,
                    "closed": [round(SPREADS[name][1](ranks), 4) for ranks in SIZES]}

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> running.Answer:
   progress = args.progress
   progress.during("Starting")
   from jaxpace.cli import pacer_expression
-  from jaxpace.runs import rundir
+  from jaxpace.files.folders import ForeignFileError
   from jaxpace.simulation import scenario as scenarios
   from jaxpace.simulation import settings
   from jaxpace.simulation.record import RunWriter
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> running.Answer:
     for writer in writers:
       writer.close()
     whole = True
-  except (settings.SettingsError, rundir.ForeignDirectoryError) as error:
+  except (settings.SettingsError, ForeignFileError) as error:
     raise UserError(str(error)) from error
   except OSError as error:
     raise UserError(f"{args.output} can't be written: {error.strerror or error}.") from error

@@ -137,12 +137,12 @@ def guard(pacer: Guarded, block: int | None = None, key: int = 0, harm: float = 
     return _guarded(pacer, trial.trials(block, key, harm, level, settle, patience, retry,
                                         lean=_LEAN, trust=trust))
   knobs.pacers(pacer)
-  judge = trial.trials(trial.BLOCK if block is None else block, key, harm, level, settle, patience,
-                       retry, lag=_LAG, lean=_LEAN, trust=trust)
+  begin, judge = trial.trials(trial.BLOCK if block is None else block, key, harm, level, settle,
+                              patience, retry, lag=_LAG, lean=_LEAN, trust=trust)
 
   def init(ranks: int) -> Guard:
     no = jnp.zeros((), jnp.bool_)
-    return Guard(pacer.init(ranks), trial=judge.init(), before=jnp.zeros((), jnp.int32), asked=no,
+    return Guard(pacer.init(ranks), trial=begin(), before=jnp.zeros((), jnp.int32), asked=no,
                  shared=no)
 
   def update(observation: Observation, state: Guard) -> tuple[Decision, Guard]:
@@ -159,7 +159,7 @@ def guard(pacer: Guarded, block: int | None = None, key: int = 0, harm: float = 
     seconds = jnp.where(shared, observation.job_step_time, observation.step_time)
     tag = jnp.where(begins, none, jnp.where(shared, state.before, now))
     used = jnp.where(shared, state.asked, asked)
-    after = judge.update(seconds, tag, used, pick(begins, judge.init(), state.trial))
+    after = judge(seconds, tag, used, pick(begins, begin(), state.trial))
 
     on = trial.is_on(after)
     effect, low, high = trial.effect(after)
@@ -198,11 +198,12 @@ def judged(state: Any) -> dict[str, jax.Array]:
   return {name: value.astype(jnp.float32) for name, value in found.items()}
 
 
-def _guarded(balancer: Balancer, judge: trial.Trials) -> Balancer:
+def _guarded(balancer: Balancer, trials: trial.Trials) -> Balancer:
   """A balancer whose counts are in force while measurement shows that they pay; else even ones."""
+  begin, judge = trials
 
   def init(ranks: int) -> GuardedCounts:
-    return GuardedCounts(balancer.init(ranks), judge.init())
+    return GuardedCounts(balancer.init(ranks), begin())
 
   def update(observation: Observation, state: GuardedCounts) -> tuple[jax.Array, GuardedCounts]:
     ran = jnp.asarray(observation.counts)
@@ -212,7 +213,7 @@ def _guarded(balancer: Balancer, judge: trial.Trials) -> Balancer:
     # A step says something of the block under way if it ran what is in force there.
     seconds = jnp.where(uneven == trial.is_on(state.trial), observation.job_step_time, _NAN)
     judges = uneven | jnp.any(wanted != equal)
-    after = pick(judges, judge.update(seconds, state.trial.tag, uneven, state.trial), state.trial)
+    after = pick(judges, judge(seconds, state.trial.tag, uneven, state.trial), state.trial)
     return jnp.where(trial.is_on(after), wanted, equal), GuardedCounts(inner, after)
 
   return Balancer(init, update, balancer.micro_batches)

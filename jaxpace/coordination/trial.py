@@ -122,12 +122,9 @@ class Trial(NamedTuple):
   wait: jax.Array  # float32, steps of the next stretch off
 
 
-class Trials(NamedTuple):
-  """A kind of trial: two pure functions."""
-
-  init: Callable[[], Trial]
-  # (seconds, tag, used, state) -> state
-  update: Callable[[jax.Array, jax.Array, jax.Array, Trial], Trial]
+Trials = tuple[Callable[[], Trial],
+               Callable[[jax.Array, jax.Array, jax.Array, Trial], Trial]]
+"""A kind of trial, two pure functions: `init()`, and `update(seconds, tag, used, state)`."""
 
 
 def is_on(state: Trial) -> jax.Array:
@@ -169,12 +166,12 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
            trust: bool = False) -> Trials:
   """Makes a kind of trial.
 
-  >>> judge = trials()
+  >>> init, update = trials()
   >>> def step(_, state):
   ...   on = is_on(state)                        # switch it on or off, run the step, and then
   ...   seconds = jnp.where(on, 0.9e-3, 1e-3)
-  ...   return judge.update(seconds, state.tag, on, state)
-  >>> state = jax.lax.fori_loop(0, 2000, step, judge.init())
+  ...   return update(seconds, state.tag, on, state)
+  >>> state = jax.lax.fori_loop(0, 2000, step, init())
   >>> print(is_on(state), f"{effect(state)[0]:+.0%}")
   True -10%
 
@@ -362,4 +359,4 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     bits = bits | where(in_pair & (state.part == 1), whole(SECOND), none)
     return bits | where((state.pair & 1) != 0, whole(ODD), none)
 
-  return Trials(init, update)
+  return init, update

@@ -31,8 +31,8 @@ _TRIES = 3
 
 
 class ForeignFileError(OSError):
-  """Something that isn't this user's own file stands where one is to be written: a sentence that
-  says what."""
+  """Something that isn't one's own stands where a file is to be written, or somebody else writes
+  there: a sentence that says what."""
 
 
 class Folder:

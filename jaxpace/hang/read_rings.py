@@ -117,15 +117,15 @@ class _Reading:
       raise UnreadableError(
           f"is of attempt {ring.attempt}, not of attempt {self._attempt}, the newest")
     try:
-      plan = ring_file.read_plan(self._directory, process)
+      run, attempt, plan = ring_file.read_plan(self._directory, process)
     except (OSError, UnreadableError) as error:
       if ring.events["seq"].any():
         raise UnreadableError("has no plan beside it that says what its timestamps mean: it "
                               f"{why_unreadable(error)}") from error
       return ring, ObservedPlan()  # it has compiled nothing yet
-    if plan.run != ring.run or plan.attempt != ring.attempt:
+    if (run, attempt) != (ring.run, ring.attempt):
       raise UnreadableError("has a plan of another start of the job beside it")
-    return ring, plan.plan
+    return ring, plan
 
   def _take(self, process: int, path: pathlib.Path, ring: RingFile, plan: ObservedPlan) -> None:
     said = self._processes.get(process, Process(process, {}))

@@ -206,14 +206,6 @@ def read(path: pathlib.Path, ranks: int | None = None) -> ControlRequest:
   return ControlRequest.from_json(asked, ranks)
 
 
-class _Note(msgspec.Struct):
-  """One line of the note beside the control file."""
-
-  step: Step
-  unix_ns: int
-  settings: dict[str, Any]
-
-
 def write(path: pathlib.Path, request: ControlRequest) -> None:
   """Replaces the file as a whole: the job reads the old one or the new one, never half of one."""
   Folder(path.parent).write_text(path.name, json.dumps(request.to_json(), indent=1) + "\n")
@@ -221,16 +213,15 @@ def write(path: pathlib.Path, request: ControlRequest) -> None:
 
 def note(path: pathlib.Path, step: int, unix_ns: int, request: ControlRequest) -> None:
   """Appends to the note beside the control file what applies from which step on."""
-  line = msgspec.json.encode(_Note(step, unix_ns, request.to_json()))
-  Folder(path.parent).append(APPLIED, line.decode() + "\n")
+  line = json.dumps({"step": step, "unix_ns": unix_ns, "settings": request.to_json()})
+  Folder(path.parent).append(APPLIED, line + "\n")
 
 
 def last_note(path: pathlib.Path) -> tuple[int, ControlRequest] | None:
   """Returns the step of the last note, and what applies from it on; None where there is none."""
-  with contextlib.suppress(OSError, ValueError, IndexError, msgspec.ValidationError):
+  with contextlib.suppress(OSError, ValueError, LookupError, AttributeError):
     line = parse(read_end(path.with_name(APPLIED), _LONGEST).splitlines()[-1])
-    entry = msgspec.convert(line, _Note)
-    return entry.step, ControlRequest.from_json(entry.settings)
+    return msgspec.convert(line["step"], Step), ControlRequest.from_json(line["settings"])
   return None
 
 

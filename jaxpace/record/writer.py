@@ -345,7 +345,7 @@ class Writer:
 def explain(error: BaseException, directory: pathlib.Path) -> str:
   """Says in a sentence what kept the recorder from writing, and what to do about it."""
   number = error.errno if isinstance(error, OSError) else None
-  if isinstance(error, UserError | rundir.ForeignDirectoryError | ForeignFileError):
+  if isinstance(error, UserError | ForeignFileError):
     return str(error)
   if number in (errno.ENOSPC, errno.EDQUOT):
     return (f"no space is left for {directory} (disk or quota full). What was written until now "

@@ -255,7 +255,7 @@ def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
   """What an observed step had no timestamps for, where none of its programs has any; else empty."""
   for process in processes:
     with contextlib.suppress(OSError, UnreadableError):
-      programs = ring_file.read_plan(path, process.process).plan.programs
+      programs = ring_file.read_plan(path, process.process)[-1].programs
       if programs and all(program.bare for program in programs):
         last = programs[-1]
         return f"{last.name[:80]} ran unmodified: {last.bare[:400]}"

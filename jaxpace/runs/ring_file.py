@@ -142,14 +142,6 @@ _LONGEST = 4096
 """Characters of a name in it."""
 
 
-class ProcessPlan(NamedTuple):
-  """A process's programs, and the run that they belong to."""
-
-  run: str | None
-  attempt: int
-  plan: ObservedPlan
-
-
 def path_of(directory: pathlib.Path, process: int) -> pathlib.Path:
   """Where the plan of a process lies."""
   return directory / FOLDER / f"{process}.plan.json"
@@ -167,8 +159,8 @@ def write_plan(directory: pathlib.Path | Folder, process: int, run: str, attempt
   folder.write_text(f"{process}.plan.json", json.dumps(document), fsync=True)
 
 
-def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:
-  """Reads a process's plan.
+def read_plan(directory: pathlib.Path, process: int) -> tuple[str | None, int, ObservedPlan]:
+  """Reads a process's plan: the run and the attempt that it belongs to, and its programs.
 
   Raises:
     UnreadableError: it is no such file: the end of a sentence that begins with its name.
@@ -182,7 +174,7 @@ def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:
     raise UnreadableError("holds no plan of an observed step") from None
   if not all(map(_sound, programs)):
     raise UnreadableError("has numbers that no recorder writes")
-  return ProcessPlan(said.run, said.attempt or 0, ObservedPlan(programs))
+  return said.run, said.attempt or 0, ObservedPlan(programs)
 
 
 def _sound(program: ObservedProgram) -> bool:

@@ -22,7 +22,7 @@ import msgspec
 
 from jaxpace.core.words import plain
 from jaxpace.files import UserError
-from jaxpace.files.folders import Folder
+from jaxpace.files.folders import Folder, ForeignFileError
 from jaxpace.files.reading import UnreadableError, read_document, why_unreadable
 from jaxpace.files.schemas import ProcessFile, RunFile
 from jaxpace.runs import ring_file, schema
@@ -39,11 +39,6 @@ _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
 _NAMES_FILES = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _LONGEST = 200
 """Characters of a folder's name."""
-
-
-class ForeignDirectoryError(OSError):
-  """The directory holds something else's `run.json`, or another recorder writes to it: a sentence
-  that says which."""
 
 
 class RunIdentity(NamedTuple):
@@ -103,14 +98,14 @@ def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
   one.
 
   Raises:
-    ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
+    ForeignFileError: there is a `run.json`, but not one of a recorded run.
     UserError, OSError: the directory can't be made or written.
   """
   make(directory)
   path = directory / RUN_FILE
   earlier = read_json(path)
   if os.path.lexists(path) and not _is_ours(earlier):
-    raise ForeignDirectoryError(
+    raise ForeignFileError(
         f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of "
         "its own.")
   return earlier
@@ -128,7 +123,7 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
       is none that files can be named after.
 
   Raises:
-    ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
+    ForeignFileError: there is a `run.json`, but not one of a recorded run.
     UserError, OSError: the directory can't be made or written.
   """
   earlier = prepare(directory)
@@ -242,7 +237,7 @@ class DirectoryLock:
     """Locks a directory.
 
     Raises:
-      ForeignDirectoryError: another recorder, in this process or another, has it.
+      ForeignFileError: another recorder, in this process or another, has it.
       OSError: the directory can't be written.
     """
     lock = DirectoryLock(Folder(directory))
@@ -266,7 +261,7 @@ class DirectoryLock:
     except BlockingIOError:
       owner = os.read(self._descriptor, 200).decode(errors="replace").split()
       self._close()
-      raise ForeignDirectoryError(_busy(directory, owner)) from None
+      raise ForeignFileError(_busy(directory, owner)) from None
     except OSError:
       self._close()
       return True

@@ -8,7 +8,7 @@ into parts.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +18,10 @@ Key = jax.Array
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-class Component(Protocol):
-  """One source of noise: a NamedTuple of numbers.
-
-  It strikes the compute of a step, as a share of it, unless it is one of `IN_GAP`. One that
-  remembers something has `init(key, ranks)` too, which makes its state at the start of a run, a
-  pytree of [R, ...]; the state of others is ().
-  """
-
-  def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
-    """Returns what this step adds on every rank, [R] float32: a share of its compute, or seconds of
-    gap."""
-    ...
-
+# A component is a NamedTuple of numbers whose `sample(key, step, state, ranks)` gives what a step
+# adds on every rank, [R] float32, and the state after: a share of its compute, or seconds of gap if
+# it is one of `IN_GAP`. One that remembers something has `init(key, ranks)` too, which makes its
+# state at the start of a run, a pytree of [R, ...]; the state of others is ().
 
 class Normal(NamedTuple):
   """Independent normal jitter."""
@@ -213,7 +204,7 @@ IN_GAP = (Pauses, Schedule, Bursts)
 """Components that strike the gap before a step, in seconds."""
 
 
-def init(noise: tuple[Component, ...], key: Key, ranks: int, causes: tuple[str, ...] = (),
+def init(noise: tuple[Any, ...], key: Key, ranks: int, causes: tuple[str, ...] = (),
          together: int = 1
          ) -> tuple[Any, ...]:
   """Every component's state at the start of a run; `causes` and `together` as for
@@ -224,7 +215,7 @@ def init(noise: tuple[Component, ...], key: Key, ranks: int, causes: tuple[str, 
                for i, (part, k) in enumerate(zip(noise, keys, strict=False)))
 
 
-def sample(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...],
+def sample(noise: tuple[Any, ...], key: Key, step: jax.Array, states: tuple[Any, ...],
            ranks: int, causes: tuple[str, ...] = (), together: int = 1
            ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array], tuple[Any, ...]]:
   """Adds up what all components do in one step.

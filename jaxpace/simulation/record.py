@@ -121,7 +121,7 @@ class RunWriter:
       config: what both were read from.
 
     Raises:
-      rundir.ForeignDirectoryError: the directory holds something else's run.json.
+      ForeignFileError: the directory holds something else's run.json.
       OSError: it can't be written.
     """
     self._path, self._job = pathlib.Path(directory), job

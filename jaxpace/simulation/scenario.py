@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxpace.core.types import Pacer
-from jaxpace.simulation.job import Shape, Simulation, Steps, simulation
+from jaxpace.simulation.job import Shape, Steps, simulation
 from jaxpace.simulation.jobs import LinkShares, several
 from jaxpace.simulation.settings import Failures, JobSettings, Scenario
 from jaxpace.simulation.sharing import Stretch
@@ -103,9 +103,9 @@ def _together(scenario: Scenario) -> list[list[int]]:
 def _alone(scenario: Scenario, index: int) -> Iterator[tuple[int, Steps]]:
   settings = scenario.jobs[index]
   total = min(scenario.steps, settings.leaves or scenario.steps)
-  plan, advance = _compiled(settings.shape, settings.pacer, settings.buckets, scenario.max_delay)
+  init, advance = _compiled(settings.shape, settings.pacer, settings.buckets, scenario.max_delay)
   key = jax.random.fold_in(jax.random.key(scenario.seed), index)
-  state = plan.init(key, settings.job)
+  state = init(key, settings.job)
   length = max(1, min(total, _PART_CELLS // (settings.shape.ranks * settings.buckets)))
   done = 0
   while done < total:
@@ -117,10 +117,10 @@ def _alone(scenario: Scenario, index: int) -> Iterator[tuple[int, Steps]]:
 
 @functools.lru_cache(maxsize=8)
 def _compiled(shape: Shape, pacer: Pacer | None, buckets: int,
-              max_delay: float) -> tuple[Simulation, Any]:
+              max_delay: float) -> tuple[Any, Any]:
   """Jobs that differ in numbers only share a compiled program."""
-  plan = simulation(shape, pacer, buckets=buckets, max_delay=max_delay, by_rank=True)
-  return plan, jax.jit(plan.run, static_argnums=3)
+  init, run = simulation(shape, pacer, buckets=buckets, max_delay=max_delay, by_rank=True)
+  return init, jax.jit(run, static_argnums=3)
 
 
 def _shared(scenario: Scenario, group: list[int]) -> Iterator[tuple[int, Steps]]:

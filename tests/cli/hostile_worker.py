@@ -21,6 +21,7 @@ import traceback
 import warnings
 
 from jaxpace.cli.main import main
+from jaxpace.files.folders import ForeignFileError
 from jaxpace.hang import read_rings
 from jaxpace.runs import rundir
 from tests.cli import hostile
@@ -62,7 +63,7 @@ OF_INPUTS = {"floor", "nccl"}
 
 def record(run: pathlib.Path) -> int:
   """What a recorder does with a directory before it writes."""
-  with contextlib.suppress(rundir.ForeignDirectoryError):
+  with contextlib.suppress(ForeignFileError):
     rundir.claim(run, run.name.endswith("1"), time.time_ns())
   return 0
 

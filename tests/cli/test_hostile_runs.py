@@ -27,6 +27,7 @@ from rich.cells import cell_len
 from jaxpace.cli.main import main
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.follower import Follower
+from jaxpace.files.folders import ForeignFileError
 from jaxpace.hang import read_rings
 from jaxpace.runs import rundir, schema
 from jaxpace.runs.reader import read_run
@@ -287,7 +288,7 @@ def test_a_recorder_starts_where_a_fifo_lies(run, name):
   os.mkfifo(run / name)
   with limit(600):
     if name == "run.json":
-      with pytest.raises(rundir.ForeignDirectoryError, match="was not written by jaxpace"):
+      with pytest.raises(ForeignFileError, match="was not written by jaxpace"):
         rundir.claim(run, False, 10**18)
     else:
       identity = rundir.claim(run, False, 10**18)

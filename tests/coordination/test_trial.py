@@ -19,7 +19,7 @@ BLOCK = trial.BLOCK
 @functools.cache
 def judge_of(**settings):
   """A trial, and a jitted run of it: (times [steps, 2], used [steps], state, lag) -> states."""
-  judge = trial.trials(**settings)
+  init, update = trial.trials(**settings)
 
   @functools.partial(jax.jit, static_argnums=3)
   def run(times, used, state, lag):
@@ -28,13 +28,13 @@ def judge_of(**settings):
       seconds, used = given
       on = trial.is_on(state)
       waiting = [*waiting, (jnp.where(on, seconds[1], seconds[0]), state.tag, used)]
-      state = judge.update(*waiting[0], state)
+      state = update(*waiting[0], state)
       return (state, waiting[1:]), (on, waiting[-1][1], state)
 
     late = [(jnp.float32(np.nan), jnp.int32(0), jnp.asarray(False))] * lag
     return jax.lax.scan(step, (state, late), (times, used))[1]
 
-  return judge, run
+  return init, run
 
 
 def play(times, used=True, lag=0, state=None, **settings):
@@ -43,10 +43,10 @@ def play(times, used=True, lag=0, state=None, **settings):
   Returns:
     Whether each step was on [steps], tags [steps], the state after each step.
   """
-  judge, run = judge_of(**settings, **({"lag": lag} if lag else {}))
+  init, run = judge_of(**settings, **({"lag": lag} if lag else {}))
   on, tags, states = jax.tree.map(np.asarray, run(
       jnp.asarray(times, jnp.float32), jnp.broadcast_to(jnp.asarray(used), len(times)),
-      judge.init() if state is None else state, lag))
+      init() if state is None else state, lag))
   return on, tags, [trial.Trial(*leaves) for leaves in zip(*states, strict=True)]
 
 
@@ -233,7 +233,7 @@ def test_with_trust_it_is_on_between_pairs_until_these_speak_against_it():
 
 @functools.cache
 def compiled():
-  return jax.jit(trial.trials().update)
+  return jax.jit(trial.trials()[1])
 
 
 ANY = st.one_of(st.floats(width=32),

@@ -13,7 +13,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from jaxpace.files.folders import Folder
+from jaxpace.files.folders import Folder, ForeignFileError
 from jaxpace.record.recorder import Recorder
 from jaxpace.runs import rundir
 from jaxpace.runs.reader import read_run
@@ -247,7 +247,7 @@ def test_a_job_in_another_pid_namespace_keeps_its_lock(tmp_path, holder):
   holder(tmp_path, "stay")
   # Containers of one host may share its name, and neither sees the other's processes.
   (tmp_path / ".lock").write_text(f"{2 ** 22 + 1} {socket.gethostname()}\n")
-  with pytest.raises(rundir.ForeignDirectoryError, match=f"process {2 ** 22 + 1} on "):
+  with pytest.raises(ForeignFileError, match=f"process {2 ** 22 + 1} on "):
     rundir.DirectoryLock.take(tmp_path)
 
 

@@ -25,8 +25,8 @@ PLAIN = Job(forward=10e-3, backward=20e-3, update=1e-3, gap=0.5e-3,
 
 @functools.lru_cache
 def compiled(ranks, pacer=None, buckets=1, by_rank=False, per_node=1, overlap=True):
-  plan = simulation(Shape(ranks, per_node, overlap), pacer, buckets=buckets, by_rank=by_rank)
-  return jax.jit(lambda key, job, steps: plan.run(key, job, plan.init(key, job), steps)[1],
+  init, run = simulation(Shape(ranks, per_node, overlap), pacer, buckets=buckets, by_rank=by_rank)
+  return jax.jit(lambda key, job, steps: run(key, job, init(key, job), steps)[1],
                  static_argnums=2)
 
 
@@ -148,10 +148,10 @@ def test_a_run_cut_into_parts_is_the_same_run():
   parts = (noise.Wandering(np.float32(0.1), np.float32(20)),
            noise.Pauses(np.float32(.05), np.float32(.01)))
   job = PLAIN._replace(noise=parts, transfers=np.array([1e-3, 2e-3], np.float32))
-  plan = simulation(Shape(4), half_of_earliness(), buckets=2, by_rank=True)
-  whole = plan.run(KEY, job, plan.init(KEY, job), 40)[1]
-  state, first = plan.run(KEY, job, plan.init(KEY, job), 13)
-  rest = plan.run(KEY, job, state, 27)[1]
+  init, run = simulation(Shape(4), half_of_earliness(), buckets=2, by_rank=True)
+  whole = run(KEY, job, init(KEY, job), 40)[1]
+  state, first = run(KEY, job, init(KEY, job), 13)
+  rest = run(KEY, job, state, 27)[1]
   assert whole.delay.max() > 0
   chex.assert_trees_all_equal(whole,
                               jax.tree.map(lambda *parts: np.concatenate(parts), first, rest))

@@ -89,9 +89,9 @@ def test_one_job_by_itself_is_the_job_of_the_other_simulation():
   parts = noise.Normal(np.float32(0.1)), noise.Slow(np.array([0, .4], np.float32))
   one = job(30e-3, 0.2, buckets)._replace(noise=parts)
   (history,) = play([one], 60, [0], buckets=buckets, pacer=pacer, by_rank=True)
-  plan = simulation(Shape(2, overlap=False), pacer, buckets=buckets, by_rank=True)
+  init, run = simulation(Shape(2, overlap=False), pacer, buckets=buckets, by_rank=True)
   key = jax.random.split(KEY, 1)[0]
-  reference = plan.run(key, one, plan.init(key, one), 60)[1]
+  reference = run(key, one, init(key, one), 60)[1]
   assert float(np.max(reference.delay)) > 0
   for name in ("step_time", "enter", "delay", "transfers"):
     np.testing.assert_allclose(getattr(history, name), getattr(reference, name), atol=3e-6,

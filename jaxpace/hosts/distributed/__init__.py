@@ -6,9 +6,15 @@
 
 from jaxpace.hosts.distributed.client import (
     asks_for_preemption,
+    barrier,
     coordinator_port,
+    key_value_delete,
+    key_value_directory,
+    key_value_get,
+    key_value_set,
     process_count,
     process_index,
+    share_string,
 )
 from jaxpace.hosts.distributed.joining import (
     Place,
@@ -17,14 +23,6 @@ from jaxpace.hosts.distributed.joining import (
     place_from_environment,
 )
 from jaxpace.hosts.distributed.rounds import NEVER, NotHeard, Round, Rounds
-from jaxpace.hosts.distributed.store import (
-    barrier,
-    key_value_delete,
-    key_value_directory,
-    key_value_get,
-    key_value_set,
-    share_string,
-)
 
 __all__ = [
   "NEVER", "NotHeard", "Place", "Round", "Rounds", "asks_for_preemption", "barrier",

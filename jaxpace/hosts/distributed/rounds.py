@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxpace.hosts.distributed.client import process_count, process_index
-from jaxpace.hosts.distributed.store import (
+from jaxpace.hosts.distributed.client import (
   key_value_delete,
   key_value_directory,
   key_value_get,
   key_value_set,
+  process_count,
+  process_index,
 )
 
 KEPT = 8

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.hosts.distributed.client import missing_at_barrier
 from jaxpace.hosts.distributed.joining import (
   Place,
   address_of,
@@ -15,7 +16,6 @@ from jaxpace.hosts.distributed.joining import (
   place_from_environment,
   refuse_to_split,
 )
-from jaxpace.hosts.distributed.store import missing_at_barrier
 
 A, N, IDX, POD = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
                   "JOB_COMPLETION_INDEX")

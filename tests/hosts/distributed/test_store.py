@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from jaxpace.hosts.distributed import store
+from jaxpace.hosts.distributed import client
 
 
 def test_a_thread_that_waits_for_process_0_ends_once_that_is_given_up(monkeypatch):
@@ -17,15 +17,15 @@ def test_a_thread_that_waits_for_process_0_ends_once_that_is_given_up(monkeypatc
       waits.set()
     raise TimeoutError
 
-  monkeypatch.setattr(store, "_client", object)
-  monkeypatch.setattr(store, "process_index", lambda: 1)
-  monkeypatch.setattr(store, "process_count", lambda: 2)
-  monkeypatch.setattr(store, "key_value_get", nothing_is_said)
+  monkeypatch.setattr(client, "client", object)
+  monkeypatch.setattr(client, "process_index", lambda: 1)
+  monkeypatch.setattr(client, "process_count", lambda: 2)
+  monkeypatch.setattr(client, "key_value_get", nothing_is_said)
   given_up = threading.Event()
 
   def wait():
     with pytest.raises(TimeoutError, match=r"1 of 2 waited 1e\+06 s for process 0 to share"):
-      store.share_string("run", None, 1e6, given_up)
+      client.share_string("run", None, 1e6, given_up)
     given_up.clear()
 
   waiting = threading.Thread(target=wait)

@@ -97,8 +97,7 @@ def test_the_run_file_says_what_the_slots_are(tmp_path, observed):
   assert info["settings"]["mesh"] == {"data": 4} and info["settings"]["axis"] == ["data"]
   run = read_run(tmp_path)
   assert (run.ranks, run.ranks_in_all, run.silent.tolist()) == (4, 4, [])
-  meaning = read_plan(tmp_path, 0)
-  assert (meaning.run, meaning.plan) == (recorder.run, observed.plan)
+  assert read_plan(tmp_path, 0) == (recorder.run, 0, observed.plan)
   ring = ring_file.read_ring(tmp_path / "marks" / "0.ring")
   assert (ring.run, ring.closed) == (recorder.run, True)
   assert 0 < ring.alive_ns <= time.monotonic_ns()
@@ -284,9 +283,9 @@ def test_a_process_that_is_ended_leaves_its_ring_and_its_run(tmp_path, number):
     process.kill()
     process.wait()
   assert process.returncode == -number
-  ring, meaning = ring_file.read_ring(tmp_path / "marks" / "0.ring"), read_plan(tmp_path, 0)
+  ring, (*_, plan) = ring_file.read_ring(tmp_path / "marks" / "0.ring"), read_plan(tmp_path, 0)
   assert not ring.closed and ring.ranks.tolist() == [0, 1] and ring.alive_ns > opened(path)
-  assert len(meaning.plan.programs) == 1 and (ring.heads > 200 * 11).all()
+  assert len(plan.programs) == 1 and (ring.heads > 200 * 11).all()
   rows = table(tmp_path)
   found = {rank: [row["step"] for row in rows if row["rank"] == rank] for rank in range(2)}
   assert sorted(found[0]) == sorted(found[1]) == list(range(len(found[0]))) and len(found[0]) > 200
