@@ -69,7 +69,7 @@ def guard(pacer: Guarded, block: int | None = None, key: int = 0, harm: float = 
   same on all ranks and in every run, without a message. Where delays are held back they are exactly
   0; the pacer goes on observing. The effect is (on - off) / off of the mean step time, below zero
   where steps are shorter with pacing; its interval holds under peeking at every step
-  (`jaxpace.coordination.sequential`). What follows from it, and what bounds the cost of finding
+  (`jaxpace.coordination.coins`). What follows from it, and what bounds the cost of finding
   out, is `jaxpace.coordination.trial`'s.
 
   A pair counts only if a delay was seen in the block with pacing before it. So a pacer that asks

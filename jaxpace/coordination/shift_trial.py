@@ -6,7 +6,7 @@ is the trigger, the moment at which a shift would be asked for. A fair coin then
 (heads), or whether nothing is done for the `STEPS` steps that follow (tails). Their mean time, the
 delay included, is the outcome; less what the outcomes of both kinds were before, its sign is the
 coin's if shifts do nothing. So twice the signed outcome is one value for
-`jaxpace.coordination.sequential`, and its mean estimates the effect.
+`jaxpace.coordination.coins`, and its mean estimates the effect.
 
 Until an effect is shown every other trigger is a test, so a shift is asked with probability 0.75;
 once a gain is shown, one trigger in five, so with probability 0.9. Shifts that only keep jobs
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import sequential
+from jaxpace.coordination import coins
 from jaxpace.core.durations import valid
 from jaxpace.core.types import pick
 
@@ -82,7 +82,7 @@ def effect(state: ShiftTest, level: float) -> tuple[jax.Array, jax.Array, jax.Ar
   """
   log_odds = jnp.log(state.tries * (state.tries + _ONE)) - np.float32(np.log(level))
   # Values are near `_PRIOR`: so the mixture is made for sums of squares about 64 of those.
-  half = sequential.half_width(state.tests, state.squares, sequential.prior(_PRIOR * _PRIOR),
+  half = coins.half_width(state.tests, state.squares, coins.prior(_PRIOR * _PRIOR),
                                log_odds)
   known, bounded = state.tests > np.int32(0), jnp.isfinite(half)
   return (jnp.where(known, state.mean, _NAN), jnp.where(bounded, state.mean - half, _NAN),
@@ -114,7 +114,7 @@ def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience:
   outcome = jnp.clip(jnp.where(good, outcome, _ZERO), -_CLIP, _CLIP)
   value = np.float32(2) * jnp.where(state.heads, _ONE, -_ONE) * (outcome - state.typical)
   n = (state.tests + np.int32(1)).astype(jnp.float32)
-  mean, squares = sequential.entered(value, n, state.mean, state.squares)
+  mean, squares = coins.entered(value, n, state.mean, state.squares)
   entered = state._replace(tests=state.tests + np.int32(1), mean=mean, squares=squares,
                            typical=state.typical + (outcome - state.typical) / n)
   state = pick(good, entered, state)

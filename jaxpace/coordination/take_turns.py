@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import interleave, knobs, windows
-from jaxpace.coordination.keyed import checked, uniform
+from jaxpace.coordination.coins import checked, uniform
 from jaxpace.core.durations import valid
 from jaxpace.core.pacing import by_slot
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, pick

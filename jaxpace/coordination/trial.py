@@ -10,7 +10,7 @@ It knows nothing of pacing.
 **Pairs.** A pair is two blocks of `block` steps, one on, one off; a hash of (key, pair) says which
 comes first. The first `settle` steps of each block aren't counted, they still feel the other one.
 The difference of the two mean step times is one value of the sequence that
-`jaxpace.coordination.sequential` judges. What is left out, and for how long a block lasts, is
+`jaxpace.coordination.coins` judges. What is left out, and for how long a block lasts, is
 decided by rules that don't look at which block was on (or by what was known before the pair): if on
 and off did the same, the sign of each difference would be the coin's, and the interval holds
 whatever the step times do.
@@ -53,7 +53,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpace.coordination import keyed, knobs, sequential
+from jaxpace.coordination import coins, knobs
 from jaxpace.core.durations import valid
 from jaxpace.core.types import pick
 
@@ -113,7 +113,7 @@ class Trial(NamedTuple):
   mean: jax.Array  # float32 s, of their differences on - off
   squares: jax.Array  # float32 s^2, sum of squares about it
   off: jax.Array  # float32 s, mean step time of their blocks off
-  rho: jax.Array  # float32 s^2, see `sequential.prior`
+  rho: jax.Array  # float32 s^2, see `coins.prior`
   # float32 s, the interval for the difference; -inf and inf until there are enough pairs
   low: jax.Array
   high: jax.Array  # float32 s
@@ -206,7 +206,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
                   open_ended=True)
   patience, retry = knobs.steps("patience", patience, 1), knobs.steps("retry", retry, 1)
   lag, lean = knobs.steps("lag", lag, 0), knobs.steps("lean", lean, 0)
-  key = int(keyed.checked(key))
+  key = int(coins.checked(key))
   measured = block - settle
   real, whole, where = jnp.float32, jnp.int32, jnp.where
 
@@ -316,7 +316,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     first, second = (total / jnp.maximum(count, 1.0)
                      for total, count in ((state.total_1, state.count_1),
                                           (state.total_2, state.count_2)))
-    on_first = keyed.coin(key, state.pair)
+    on_first = coins.coin(key, state.pair)
     difference = where(on_first, first - second, second - first)
     most = _CLIP * state.base
     difference = jnp.maximum(jnp.minimum(difference, most), -most)
@@ -326,18 +326,18 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     mean, squares, off = (where(state.fresh, zero, value)
                           for value in (state.mean, state.squares, state.off))
     n = real(pairs)
-    mean, squares = sequential.entered(difference, n, mean, squares)
+    mean, squares = coins.entered(difference, n, mean, squares)
     off = off + (where(on_first, second, first) - off) / n
     # A hundredth of a percent of the usual step at least: clocks tick.
     variance = jnp.maximum(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
-    rho = where(state.fresh, jnp.maximum(sequential.prior(variance), 1e-30), state.rho)
+    rho = where(state.fresh, jnp.maximum(coins.prior(variance), 1e-30), state.rho)
     first_try = state.tries < 2.0
     shares = where(first_try, real(4.0 / 3.0),
                    4.0 * state.tries * jnp.maximum(state.tries - 1.0, 1.0))
     strict = jnp.log(shares) - math.log(level)
-    half = sequential.half_width(pairs, squares, rho, strict)
+    half = coins.half_width(pairs, squares, rho, strict)
     low, high = mean - half, mean + half
-    odds = sequential.log_odds(pairs, mean, squares, rho)
+    odds = coins.log_odds(pairs, mean, squares, rho)
     gain, renews = mean < 0, state.hold > 0
     helps = counts & ((high < 0) | (renews & gain & (odds >= _RENEWS)))
     gives_up = (jnp.logical_not(gain) & (odds >= _GIVES_UP)) | (pairs >= patience)
@@ -349,7 +349,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
 
   def _tag(state: Trial) -> jax.Array:
     in_pair, first = state.mode == PAIRS, state.part == 0
-    on_first = keyed.coin(key, state.pair)
+    on_first = coins.coin(key, state.pair)
     block_on = ((where(first, on_first, jnp.logical_not(on_first)) & (state.part < REST))
                 | (state.part == LEANS_ON))
     on = where(in_pair, block_on, state.mode == KEPT)

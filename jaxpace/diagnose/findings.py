@@ -32,7 +32,7 @@ from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence, advise
 from jaxpace.diagnose.words.names import joined, milliseconds, named
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.hosts.locality.tree import parse_list
+from jaxpace.hosts.locality.host import parse_list
 from jaxpace.runs.run import MISSING, PAUSES, Run
 
 

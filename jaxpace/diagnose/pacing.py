@@ -65,15 +65,15 @@ class PacingEffect:
     if not pairs:
       return None, None
     # imports JAX, for which a report without a guard needn't wait
-    from jaxpace.coordination import sequential
+    from jaxpace.coordination import coins
 
     means = self.means[:pairs]
     difference, off = means[:, 0] - means[:, 1], float(means[:, 1].mean())
     effect = float(difference.mean()) / off
     # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
-    rho = sequential.prior(max(self.variance, 1e-30))
+    rho = coins.prior(max(self.variance, 1e-30))
     squares = ((difference - difference.mean())**2).sum()
-    half = float(sequential.half_width(pairs, squares, rho, -math.log(1 - INTERVAL), np)) / off
+    half = float(coins.half_width(pairs, squares, rho, -math.log(1 - INTERVAL), np)) / off
     return effect, (effect - half, effect + half) if math.isfinite(half) else None
 
   def to_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def measured(run: Run) -> PacingEffect | None:
   """Measures the effect from the recorded steps; None where no guard ran.
 
   The means of the recorded steps by arm in each of the guard's pairs give one difference a pair,
-  and these the interval of `jaxpace.coordination.sequential`. So it is over all pairs of the run
+  and these the interval of `jaxpace.coordination.coins`. So it is over all pairs of the run
   (or the window), while the guard's own estimate starts anew whenever it returns to pairs, and
   leaves the last steps out that its news were not there for.
   """

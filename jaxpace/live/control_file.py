@@ -19,7 +19,7 @@ from msgspec import Meta
 from jaxpace.files import UserError
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, in_words, parse, read_bytes, read_end
-from jaxpace.hosts.locality.tree import format_list
+from jaxpace.hosts.locality.host import format_list
 
 _LOG = logging.getLogger("jaxpace")
 MAX_STEP = 2**31 - 1

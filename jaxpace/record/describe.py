@@ -22,8 +22,8 @@ import jax
 
 from jaxpace.core.observed import Recordable
 from jaxpace.files.plain import to_plain
-from jaxpace.hosts.locality import job, nvml
-from jaxpace.hosts.locality.read import read_locality
+from jaxpace.hosts.locality import job
+from jaxpace.hosts.locality.read import Gauges, gauges_of, load_nvml, read_locality
 from jaxpace.hosts.locality.types import Locality
 from jaxpace.runs import rundir, schema
 
@@ -148,9 +148,9 @@ def write(directory: pathlib.Path, run: str, place: Locality) -> None:
     _LOG.info("Where this process runs could not be written: %s: %s", type(error).__name__, error)
 
 
-def gauges(place: Locality) -> nvml.Gauges | None:
+def gauges(place: Locality) -> Gauges | None:
   """Clock and power of the GPUs that this process's devices are on; None without such GPUs or
   NVML."""
   own = {device.gpu for device in place.devices if device.gpu}
-  module = nvml.load() if own else None
-  return nvml.Gauges(module, own) if module is not None else None
+  module = load_nvml() if own else None
+  return gauges_of(module, own) if module is not None else None

@@ -20,8 +20,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxpace.hosts.locality import cards, host, nvml
-from jaxpace.hosts.locality.tree import Tree
+from jaxpace.hosts.locality import cards, host
+from jaxpace.hosts.locality.host import Tree
+from jaxpace.hosts.locality.read import Gauges
 from jaxpace.record.threads import BackgroundThread
 from jaxpace.runs import schema
 
@@ -41,7 +42,7 @@ Values = dict[str, int | float | None]
 class HostCounters:
   """Reads the counters. Which interfaces and control groups there are is looked up once."""
 
-  def __init__(self, root: str | os.PathLike[str] = "/", *, gauges: nvml.Gauges | None = None,
+  def __init__(self, root: str | os.PathLike[str] = "/", *, gauges: Gauges | None = None,
                coordinator: int | None = None):
     """Looks up what to read.
 
@@ -72,7 +73,7 @@ class HostCounters:
     values = {name: value if value is None or name in _ROUND_TRIPS
               else value - (first.get(name) or 0) for name, value in values.items()}
     if self._gauges:
-      values.update(zip(_GAUGES, self._gauges.read(), strict=True))
+      values.update(zip(_GAUGES, self._gauges(), strict=True))
     return values
 
   def _bytes(self) -> tuple[int | None, int | None, int | None]:

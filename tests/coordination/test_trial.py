@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.coordination import keyed, sequential, shift_trial, trial
+from jaxpace.coordination import coins, shift_trial, trial
 from tests.quick import examples, long
 
 BLOCK = trial.BLOCK
@@ -63,12 +63,12 @@ def noisy(steps, effect=0.0, cv=0.05, seed=0, rho=0.0):
 
 def tossed(key, pairs):
   """Which of pairs begin on, by the coin."""
-  return [bool(keyed.coin(key, jnp.int32(n))) for n in range(pairs)]
+  return [bool(coins.coin(key, jnp.int32(n))) for n in range(pairs)]
 
 
 def half_width(*numbers):
   """In float64."""
-  return sequential.half_width(*map(np.float64, numbers), np)
+  return coins.half_width(*map(np.float64, numbers), np)
 
 
 def runs_of(on):
@@ -94,7 +94,7 @@ def test_an_effect_is_found_and_acted_upon(effect):
   found, low, high = trial.effect(states[decided])
   names = trial.Trial._fields
   assert not low > effect and not high < effect and found == pytest.approx(effect, abs=0.02)
-  assert high < 0 if effect < 0 else sequential.log_odds(
+  assert high < 0 if effect < 0 else coins.log_odds(
       *(states[decided][names.index(name)]
         for name in ("pairs", "mean", "squares", "rho"))) > np.log(10)
   assert decided < 40 * 2 * BLOCK

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.coordination import keyed, sequential, windows
+from jaxpace.coordination import coins, windows
 from tests.quick import examples, long
 
 WINDOW = 64
@@ -148,7 +148,7 @@ LEVEL = 0.05
 LOG_ODDS = float(-np.log(LEVEL))
 
 
-half_width, log_odds = jax.jit(sequential.half_width), jax.jit(sequential.log_odds)
+half_width, log_odds = jax.jit(coins.half_width), jax.jit(coins.log_odds)
 
 
 def evidence(values, mean, rho):
@@ -172,7 +172,7 @@ def test_the_ends_are_where_the_evidence_reaches_the_odds(n, mean, deviation, fa
   values = np.random.default_rng(n).normal(mean, deviation, n)
   rho = factor * deviation**2
   squares = ((values - values.mean())**2).sum()
-  half = sequential.half_width(n, squares, rho, LOG_ODDS, np)
+  half = coins.half_width(n, squares, rho, LOG_ODDS, np)
   if not np.isfinite(half):
     assert (n <= 2 * (LOG_ODDS + 0.5 * np.log1p(n * deviation**2 / rho))
             + 6), "only where there are too few"
@@ -227,7 +227,7 @@ def test_false_alarms_under_peeking_after_every_value(kind, factor):
   """Whatever the sizes, and however badly rho was guessed: at most 5 % of sequences ever exclude
   zero."""
   sizes, n, mean, squares = sequences(kind)
-  rho = sequential.prior(factor * np.mean(sizes[:, 0]**2))
+  rho = coins.prior(factor * np.mean(sizes[:, 0]**2))
   half = np.asarray(half_width(
       jnp.asarray(n, jnp.int32)[None], jnp.asarray(squares, jnp.float32), jnp.float32(rho),
       jnp.float32(LOG_ODDS)))
@@ -238,15 +238,15 @@ def test_false_alarms_under_peeking_after_every_value(kind, factor):
 @pytest.mark.parametrize("key", [0, 1, 2**32 - 1])
 def test_the_coin_is_fair(key):
   numbers = np.arange(4096, dtype=np.int32)
-  tossed = np.asarray(jax.jit(jax.vmap(lambda n: keyed.coin(key, n)))(numbers))
+  tossed = np.asarray(jax.jit(jax.vmap(lambda n: coins.coin(key, n)))(numbers))
   assert abs(tossed.mean() - 0.5) < 4 * 0.5 / 64
   for apart in (1, 2, 3, 16):
     assert abs(np.mean(tossed[apart:] == tossed[:-apart]) - 0.5) < 4 * 0.5 / 64
-  other = np.asarray(jax.vmap(lambda n: keyed.coin(key ^ 1, n))(numbers))
+  other = np.asarray(jax.vmap(lambda n: coins.coin(key ^ 1, n))(numbers))
   assert abs(np.mean(tossed == other) - 0.5) < 4 * 0.5 / 64
 
 
 def test_the_hash_is_murmurs():
   """Known values of the finaliser."""
-  mixed = [int(keyed.mixed(jnp.uint32(word))) for word in (0, 1, 0xFFFFFFFF)]
+  mixed = [int(coins.mixed(jnp.uint32(word))) for word in (0, 1, 0xFFFFFFFF)]
   assert mixed == [0, 0x514E28B7, 0x81F16F39]

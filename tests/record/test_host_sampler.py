@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.hosts.locality import host, job
-from jaxpace.hosts.locality.tree import Tree
+from jaxpace.hosts.locality.host import Tree
 from jaxpace.record import describe, host_sampler
 from jaxpace.record.host_sampler import HostCounters, HostSampler, find_interfaces
 from jaxpace.record.recorder import Recorder

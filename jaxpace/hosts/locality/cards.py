@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from jaxpace.hosts.locality.tree import Tree
+from jaxpace.hosts.locality.host import Tree
 from jaxpace.hosts.locality.types import Gpu, Link, Nic
 
 _ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")

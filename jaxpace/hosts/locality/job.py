@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.hosts.locality.cards import fabric_of
-from jaxpace.hosts.locality.tree import parse_list
+from jaxpace.hosts.locality.host import parse_list
 from jaxpace.hosts.locality.types import SCHEMA, Gpu, Link, Locality, Nic
 
 FOLDER = "locality"

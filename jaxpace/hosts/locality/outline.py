@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from jaxpace.hosts.locality.host import parse_list
 from jaxpace.hosts.locality.job import host_name
-from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.hosts.locality.types import Gpu, Link, Locality, Nic, NumaNode
 
 _SHOWN = 16

@@ -1,18 +1,24 @@
-"""Reads a process's place from all sources."""
+"""Reads a process's place from all sources: sysfs and procfs, JAX's devices, and what NVIDIA's
+management library says, where `nvidia-ml-py` is installed. It is never required.
+
+Source: NVML API reference; `nvidia-ml-py` is its binding, a module called `pynvml`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxpace.core.fields import is_whole
-from jaxpace.hosts.locality import cards, host, nvml
-from jaxpace.hosts.locality.tree import Tree
+from jaxpace.hosts.locality import cards, host
+from jaxpace.hosts.locality.host import Tree
 from jaxpace.hosts.locality.types import Device, Gpu, Locality
 
+_MAX_LINKS = 18
 _CLOCK = "/sys/devices/system/clocksource/clocksource0"
 
 
@@ -31,9 +37,9 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
   sources = ["sysfs"] if tree.exists("/sys") else []
   notes: list[str] = []
   gpus, nics = read_gpus(tree), cards.read_nics(tree)
-  module = nvml.load() if tree.live else None
+  module = load_nvml() if tree.live else None
   if module is not None:
-    driven, notes = nvml.read_gpus(module)
+    driven, notes = driven_gpus(module)
     gpus = _join_nvml(gpus, driven)
     sources.append("nvml")
   gpus = cards.nearest(gpus, nics)
@@ -124,3 +130,86 @@ def _join_nvml(gpus: tuple[Gpu, ...], others: list[Gpu]) -> tuple[Gpu, ...]:
         interconnect=gpu.interconnect if one.nvlinks is None else "nvlink" if one.nvlinks
         else "pcie")
   return tuple(sorted(known.values()))
+
+
+# What NVML says.
+
+def load_nvml() -> Any | None:
+  """The module of `nvidia-ml-py`, initialised; None where it or a driver is missing."""
+  try:
+    module: Any = importlib.import_module("pynvml")
+    module.nvmlInit()
+  except Exception:  # ImportError, NVMLError of many kinds, OSError of a broken library
+    return None
+  return module
+
+
+def driven_gpus(module: Any) -> tuple[list[Gpu], list[str]]:
+  """GPUs by PCI bus id, and what could not be read."""
+  gpus, notes = [], []
+  for index, (handle, address) in enumerate(_found(module)):
+    if address is None:
+      notes.append(
+          f"The driver's GPU {index} does not answer: is it lost, or not permitted to "
+          "this process?")
+      continue
+    gpus.append(Gpu(address,
+                    _text(_ask(module.nvmlDeviceGetName, handle)),
+                    _text(_ask(module.nvmlDeviceGetUUID, handle)), nvlinks=_links(module, handle)))
+  return gpus, notes
+
+
+Gauges = Callable[[], tuple[float | None, float | None]]
+"""Reads the lowest SM clock in MHz, and the mean power in W; None where no GPU says."""
+
+
+def gauges_of(module: Any, wanted: Collection[str] = ()) -> Gauges:
+  """Makes what reads the GPUs with these PCI bus ids; all of them if none is given."""
+  handles = [handle for handle, address in _found(module)
+             if address is not None and (not wanted or address in wanted)]
+
+  def read() -> tuple[float | None, float | None]:
+    clocks = [_ask(module.nvmlDeviceGetClockInfo, handle, module.NVML_CLOCK_SM)
+              for handle in handles]
+    powers = [_ask(module.nvmlDeviceGetPowerUsage, handle) for handle in handles]
+    known = [power / 1e3 for power in powers if power is not None]
+    return (min((float(clock) for clock in clocks if clock is not None), default=None),
+            sum(known) / len(known) if known else None)
+
+  return read
+
+
+def bus_id(text: str) -> str:
+  """A PCI bus id as sysfs writes it.
+
+  >>> bus_id("00000000:3B:00.0")
+  '0000:3b:00.0'
+  """
+  domain, colon, rest = text.strip().lower().partition(":")
+  return (f"{domain[-4:]}:{rest}" if colon and len(domain) == 8 and domain.startswith("0000")
+          else text.strip().lower())
+
+
+def _found(module: Any) -> Iterator[tuple[Any, str | None]]:
+  """Each GPU's handle and bus id; None where it does not answer."""
+  for index in range(_ask(module.nvmlDeviceGetCount) or 0):
+    handle = _ask(module.nvmlDeviceGetHandleByIndex, index)
+    info = _ask(module.nvmlDeviceGetPciInfo, handle) if handle is not None else None
+    yield handle, None if info is None else bus_id(_text(info.busId) or "")
+
+
+def _links(module: Any, handle: Any) -> int | None:
+  states = [_ask(module.nvmlDeviceGetNvLinkState, handle, link) for link in range(_MAX_LINKS)]
+  return None if all(state is None for state in states) else sum(1 for state in states if state)
+
+
+def _ask(function: Any, *arguments: Any) -> Any:
+  try:
+    return function(*arguments)
+  except Exception:  # NVMLError: not supported, no permission, GPU is lost
+    return None
+
+
+def _text(value: Any) -> str | None:
+  """Older bindings return bytes."""
+  return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -64,7 +64,7 @@ def net(root: pathlib.Path, name: str, device: str | None, *, speed: int | None 
 
 def cpus(root: pathlib.Path, model: str, sockets: list[str], *, allowed: str | None = None,
          numa: bool = True) -> None:
-  from jaxpace.hosts.locality.tree import format_list, parse_list
+  from jaxpace.hosts.locality.host import format_list, parse_list
   everything = format_list(tuple(cpu for socket in sockets for cpu in parse_list(socket)))
   write(root, "/proc/cpuinfo", f"processor\t: 0\nmodel name\t: {model}\nflags\t\t: fpu tsc")
   write(root, "/proc/self/status",

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.files.plain import to_plain
-from jaxpace.hosts.locality import cards, host, nvml, read
+from jaxpace.hosts.locality import cards, host, read
 from jaxpace.hosts.locality.cards import nearest
+from jaxpace.hosts.locality.host import Tree, format_list, parse_list
 from jaxpace.hosts.locality.read import describe_device, read_locality, visible
-from jaxpace.hosts.locality.tree import Tree, format_list, parse_list
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from tests.hosts.locality import machines
 from tests.quick import examples
@@ -189,7 +189,7 @@ def fake(clocks=(1980, 1200), lost=()):
 
 
 def test_gpus_of_the_driver_join_those_of_the_bus():
-  told, notes = nvml.read_gpus(fake())
+  told, notes = read.driven_gpus(fake())
   assert notes == []
   first, second = read._join_nvml((Gpu("0000:01:00.0", "NVIDIA GPU", numa_node=1),), told)
   assert first == Gpu("0000:01:00.0", "NVIDIA H200", "GPU-0", 1, nvlinks=6, interconnect="nvlink")
@@ -197,24 +197,24 @@ def test_gpus_of_the_driver_join_those_of_the_bus():
 
 
 def test_a_lost_gpu_is_a_note():
-  told, notes = nvml.read_gpus(fake(lost=(1,)))
+  told, notes = read.driven_gpus(fake(lost=(1,)))
   assert [gpu.uuid for gpu in told] == ["GPU-0"] and "GPU 1 does not answer" in notes[0]
 
 
 def test_gauges_take_the_lowest_clock_and_the_mean_power():
-  assert nvml.Gauges(fake()).read() == (1200.0, 450.0)
-  assert nvml.Gauges(fake(), ("0000:01:00.0",)).read() == (1980.0, 400.0)
-  assert nvml.Gauges(fake(lost=(0, 1))).read() == (None, None)
+  assert read.gauges_of(fake())() == (1200.0, 450.0)
+  assert read.gauges_of(fake(), ("0000:01:00.0",))() == (1980.0, 400.0)
+  assert read.gauges_of(fake(lost=(0, 1)))() == (None, None)
 
 
 def test_without_the_binding_or_the_driver_there_is_none(monkeypatch):
   monkeypatch.setitem(sys.modules, "pynvml", None)
-  assert nvml.load() is None
+  assert read.load_nvml() is None
 
   def no_driver():
     raise NvmlError("driver not loaded")
   monkeypatch.setitem(sys.modules, "pynvml", types.SimpleNamespace(nvmlInit=no_driver))
-  assert nvml.load() is None
+  assert read.load_nvml() is None
 
 
 # The nearest NIC is the one fewest hops away on the PCI tree, held against a search that knows no
