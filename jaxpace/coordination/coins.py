@@ -146,10 +146,6 @@ def uniform(key: jax.Array, step: jax.Array, salt: int) -> jax.Array:
 
 
 def checked(key: Any) -> np.uint32:
-  """Checks a key.
-
-  Raises:
-    ValueError: not a whole number from 0 to 2**32 - 1.
-  """
+  """Checks a key: ValueError, if it is no whole number from 0 to 2**32 - 1."""
   return np.uint32(fields.whole("key", key, 0, 2**32 - 1, more=(
       " that differs from job to job, such as zlib.crc32(job_name.encode())")))

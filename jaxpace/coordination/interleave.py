@@ -90,14 +90,8 @@ def look(times: jax.Array, floors: jax.Array) -> LinkOrder:
 
 
 def given_floor(floor: Sequence[float] | float | None, count: int) -> np.ndarray | None:
-  """Checks floors that are known beforehand.
-
-  Returns:
-    [count] float32 s, NaN for collectives it does not name; None for None.
-
-  Raises:
-    ValueError: not positive times.
-  """
+  """Checks floors that are known beforehand: [count] float32 s, NaN for collectives it does not
+  name; None for None. Raises ValueError where they are no positive times."""
   if floor is None:
     return None
   try:

@@ -81,11 +81,8 @@ def fit_costs(tokens: Any, seconds: Any) -> Costs:
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
-  """An argument as float64.
-
-  Raises:
-    ValueError: it holds something else than numbers, or rows of different length.
-  """
+  """An argument as float64; ValueError, if it holds something else than numbers, or rows of
+  different length."""
   try:
     found = np.asarray(values)
     if found.dtype.kind in "biuf":

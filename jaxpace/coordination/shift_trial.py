@@ -74,12 +74,8 @@ def init(retry: int) -> ShiftTest:
 
 def effect(state: ShiftTest, level: float) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Effect of a shift on the mean time of the steps that follow it, as a share of the period, below
-  zero for a gain.
-
-  Returns:
-    The estimate and the ends of an interval that holds it however often it is looked at: three []
-    float32, NaN where unknown.
-  """
+  zero for a gain; and the ends of an interval that holds it however often it is looked at: three []
+  float32, NaN where unknown."""
   log_odds = jnp.log(state.tries * (state.tries + _ONE)) - np.float32(np.log(level))
   # Values are near `_PRIOR`: so the mixture is made for sums of squares about 64 of those.
   half = coins.half_width(state.tests, state.squares, coins.prior(_PRIOR * _PRIOR),

@@ -35,27 +35,14 @@ LONGEST = np.float32(86400.0)
 
 
 def valid(seconds: jax.Array) -> jax.Array:
-  """Says which values are durations: finite, not negative, at most `LONGEST`.
-
-  Args:
-    seconds: [...] float32 s.
-
-  Returns:
-    [...] bool; False for NaN.
-  """
+  """Says which values are durations, [...] float32 s -> [...] bool: finite, not negative, at most
+  `LONGEST`; NaN is none."""
   return (seconds >= _ZERO) & (seconds <= LONGEST)
 
 
 def bounded(delay: jax.Array, most: np.float32 | jax.Array) -> jax.Array:
-  """Makes a delay that may be asked for out of anything.
-
-  Args:
-    delay: [...] float32 s.
-    most: s, finite.
-
-  Returns:
-    [...] float32 s in [0, most]; 0 for NaN.
-  """
+  """Makes a delay that may be asked for out of anything: [...] float32 s -> [...] in [0, most], 0
+  for NaN."""
   return jnp.where(delay > _ZERO, jnp.minimum(delay, most), _ZERO)
 
 
@@ -91,14 +78,8 @@ def latest(arrivals: jax.Array) -> jax.Array:
 
 
 def earliness(arrivals: jax.Array) -> jax.Array:
-  """How much earlier than the last rank each one arrived.
-
-  Args:
-    arrivals: [ranks] float32 s, undelayed.
-
-  Returns:
-    [ranks] float32 s, max over ranks of A - A; 0 for the last rank, NaN for missing ones.
-  """
+  """How much earlier than the last rank each one arrived, by undelayed arrivals: [ranks] float32 s
+  -> [ranks] float32 s, max over ranks of A - A; 0 for the last rank, NaN for missing ones."""
   return jnp.where(valid(arrivals), latest(arrivals) - arrivals, _NAN)
 
 

@@ -159,12 +159,8 @@ class InstrumentedFunction(Recordable):
       self.plan = plan
 
   def note_compiled(self, inside: Sequence[tuple[int, Collective]], notice: str = "") -> None:
-    """Completes the plan of the trace.
-
-    Args:
-      inside: what it left, with timestamps; each with the number of slots before it.
-      notice: why none of that has timestamps; empty where it has.
-    """
+    """Completes the plan of the trace with what it left that now has timestamps, each with the
+    number of slots before it; `notice` says why none of it has, empty where it has."""
     assert self.traced is not None, "what is compiled has been traced"
     before = {one.index: slots for slots, one in inside}
     # What has n slots before it comes before slot n.

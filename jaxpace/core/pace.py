@@ -82,12 +82,8 @@ def _on_host(leaf: Any) -> np.ndarray:
 
 
 def laid_out_like(leaf: jax.Array, value: np.ndarray) -> jax.Array:
-  """Makes an array of `value` that takes the place of `leaf`: a compiled step takes it as it took
-  that.
-
-  Args:
-    value: of its shape and dtype, whole and the same in every process.
-  """
+  """Makes an array of `value`, of its shape and dtype, whole and the same in every process, that
+  takes the place of `leaf`: a compiled step takes it as it took that."""
   if not leaf.committed:  # as `init` makes them for pmap: on no device in particular
     return jnp.asarray(value)
   with own_context.on(leaf):

@@ -83,14 +83,8 @@ def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.A
 
 
 def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision, Any]:
-  """Asks a pacer, and makes plain float32 scalars of its answer.
-
-  Returns:
-    The decision, its columns sorted by name, and the state after.
-
-  Raises:
-    ValueError: the pacer didn't return what a pacer must.
-  """
+  """Asks a pacer, and makes plain float32 scalars of its answer: the decision, its columns sorted
+  by name, and the state after. Raises ValueError where that isn't what a pacer must return."""
   decision, after = _answer("pacer.update", pacer.update(observation, state), Decision)
   if not isinstance(decision.info, dict):
     raise ValueError("A pacer's info must be a dict of single numbers, {} for none; this one is a "
@@ -107,14 +101,9 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
 
 def decide_counts(balancer: Balancer, observation: Observation, state: Any
                   ) -> tuple[jax.Array, Any]:
-  """Asks a balancer, and checks the form of its answer.
-
-  Returns:
-    [R] int32 counts, whatever they are, -1 for what is no whole number; and the state after.
-
-  Raises:
-    ValueError: it did not return what a balancer must.
-  """
+  """Asks a balancer, and checks the form of its answer: [R] int32 counts, whatever they are, -1 for
+  what is no whole number, and the state after. Raises ValueError where that isn't what a balancer
+  must return."""
   answer = balancer.update(observation, state)
   if not isinstance(answer, tuple) or len(answer) != 2:
     raise ValueError("A balancer's update must return (counts, state); it returned a "
@@ -145,13 +134,9 @@ def before_collective(step: jax.Array, slot: int | jax.Array, step_held: jax.Arr
 
 def listened(moment: Moment, asked: Hold, heard: jax.Array, reported: jax.Array | None = None
              ) -> Moment:
-  """Makes the moment after a pacer's `hold` was followed, and it was listened.
-
-  Args:
-    asked: as `hold_back` returned it.
-    heard: [] float32 s, what listening took; NaN where that isn't known.
-    reported: [] float32 s, what else it took, which counts too but means nothing.
-  """
+  """Makes the moment after a pacer's `hold` was followed as `hold_back` returned it, and it was
+  listened: what that took, [] float32 s, NaN where that isn't known, and what else took time, which
+  counts too but means nothing."""
   took = asked.seconds + jnp.where(valid(heard), heard, np.float32(0))
   if reported is not None:
     took += jnp.where(valid(reported), reported, np.float32(0))
@@ -160,18 +145,9 @@ def listened(moment: Moment, asked: Hold, heard: jax.Array, reported: jax.Array 
 
 
 def hold_back(pacer: Pacer, moment: Moment, state: Any, max_hold: float) -> tuple[Hold, Any]:
-  """Asks a pacer how long to hold a collective back, within bounds.
-
-  Args:
-    max_hold: s, all that is asked for and listened in one step is at most this, but for what the
-      last time of listening takes.
-
-  Returns:
-    What is to be done, and the state after.
-
-  Raises:
-    ValueError: the pacer didn't return what a pacer must.
-  """
+  """Asks a pacer how long to hold a collective back: what is to be done, and the state after. All
+  that is asked for and listened in one step is at most `max_hold` s, but for what the last time of
+  listening takes. Raises ValueError where the answer isn't what a pacer must return."""
   assert pacer.hold is not None
   asked, after = _answer("pacer.hold", pacer.hold(moment, state), Hold)
   _same_state("pacer.hold", after, state)

@@ -62,13 +62,8 @@ class Packed:
 
 
 def layout_of(tree: Any, axes: int = 0) -> Layout:
-  """Returns how a tree is packed.
-
-  Args:
-    tree: of arrays, or of anything that has a shape and a dtype, such as what `jax.eval_shape`
-      returns.
-    axes: how many axes in front are not its own.
-  """
+  """Returns how a tree is packed: of arrays, or of anything that has a shape and a dtype, such as
+  what `jax.eval_shape` returns, of whose axes the first `axes` are not its own."""
   found, structure = jax.tree_util.tree_flatten_with_path(tree)
   shapes = tuple(tuple(np.shape(leaf))[axes:] for _, leaf in found)
   kinds = tuple(_kind(leaf) for _, leaf in found)

@@ -92,12 +92,7 @@ def shortened(name: str, most: int = 40) -> str:
 
 def write_plain(text: str, stream: TextIO | None = None) -> None:
   """Prints lines in which there may be names that others wrote, the path of a run, say; nothing in
-  them steers.
-
-  Args:
-    text: one line or several.
-    stream: where to; None takes standard output.
-  """
+  them steers."""
   stream = sys.stdout if stream is None else stream
   encoding = getattr(stream, "encoding", None) or "utf-8"
   print("\n".join(plain(line, encoding) for line in text.split("\n")), file=stream, flush=True)

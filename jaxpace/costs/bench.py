@@ -127,16 +127,9 @@ class Group(NamedTuple):
 
 def levels(process_of: Sequence[int],
            host_of_process: Sequence[int]) -> tuple[list[Group], list[str]]:
-  """Finds the levels, the smallest first.
-
-  Args:
-    process_of: process of every device.
-    host_of_process: host of every process, any numbers.
-
-  Returns:
-    The levels that have two devices or more to a group, and sentences on those that could not be
-    made.
-  """
+  """Finds the levels that have two devices or more to a group, the smallest first, by the process
+  of each device and the host of each process, any numbers; and sentences on those that could not be
+  made."""
   host_of = [host_of_process[p] for p in process_of]
   everyone = tuple(range(len(process_of)))
   several_hosts = len(set(host_of)) > 1
@@ -252,12 +245,8 @@ def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
 
 def to_json(levels: Sequence[tuple[Group, Mapping[str, tuple[Cost, Sequence[Timing]]]]],
             facts: Mapping[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-  """Returns plain lists, dicts and scalars; seconds and bytes.
-
-  Args:
-    levels: what was fitted and measured, by level and kind.
-    facts: of the job: versions, devices, processes, hosts.
-  """
+  """Returns plain lists, dicts and scalars, seconds and bytes, of what was fitted and measured by
+  level and kind, and of facts of the job: versions, devices, processes, hosts."""
   return {"schema": SCHEMA, "kind": "jaxpace bench", **facts, "levels": [
       {"level": group.level, "ranks": group.ranks, "measured": len(group.members[0]),
        "groups": len(group.members),

@@ -114,11 +114,8 @@ def kind_in(run: Run, collective: CollectiveTimes) -> str:
 
 
 def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
-  """Reads what `jaxpace bench` wrote, or a description of a fabric by hand.
-
-  Raises:
-    RunError: it can't be read or is neither; the message says what is wrong.
-  """
+  """Reads what `jaxpace bench` wrote, or a description of a fabric by hand; RunError, if it can't
+  be read or is neither."""
   try:
     document = parse(read_bytes(path, LARGEST))
   except FileNotFoundError as error:
@@ -161,16 +158,9 @@ def _interval(value: Any) -> list[Any]:
 
 
 def quiet_seconds(fabric: MeasuredFabric, kind: str, size: int, ranks: int) -> float | None:
-  """What a collective takes on the fabric with nobody else on it; None where the fabric does not
-  say.
-
-  Read off the measured sizes if it was measured with as many ranks, straight between two of them on
-  logarithmic scales; else from α and β.
-
-  Args:
-    kind: one of `KINDS`.
-    size: bytes.
-  """
+  """What a collective of so many bytes takes on the fabric with nobody else on it; None where the
+  fabric does not say. Read off the measured sizes if it was measured with as many ranks, straight
+  between two of them on logarithmic scales; else from α and β."""
   level = fabric.level(ranks)
   cost = level.costs.get(kind) if level else None
   if level is None or cost is None:

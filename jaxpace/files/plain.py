@@ -12,12 +12,7 @@ import numpy as np
 
 def to_plain(value: Any, digits: int | None = None) -> Any:
   """Named tuples and structs as dicts, other tuples and arrays as lists, numpy's scalars as
-  Python's, what is not finite as None.
-
-  Args:
-    value: of dicts, sequences, arrays and scalars inside each other.
-    digits: that floats are rounded to, if given.
-  """
+  Python's, what is not finite as None; floats rounded to so many digits, if given."""
   if isinstance(value, msgspec.Struct):
     value = msgspec.structs.asdict(value)
   if isinstance(value, dict):

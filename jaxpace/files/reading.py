@@ -29,26 +29,14 @@ def why_unreadable(error: OSError | UnreadableError) -> str:
 
 
 def check_regular(path: str | os.PathLike[str]) -> int:
-  """Checks that a file is a regular one: opening a FIFO would wait for its writer, reading a device
-  has no end.
-
-  Returns:
-    Its size in bytes.
-
-  Raises:
-    UnreadableError: it is something else.
-    OSError: there is no such file.
-  """
+  """Checks that a file is a regular one, and returns its size in bytes: opening a FIFO would wait
+  for its writer, reading a device has no end. Raises UnreadableError where it is something else."""
   return _size(os.stat(path))
 
 
 def regular_file(descriptor: int) -> BinaryIO:
   """Returns a descriptor that was opened for reading as a file, once it is a regular one; else it
-  is closed.
-
-  Raises:
-    UnreadableError: it is something else.
-  """
+  is closed, and an UnreadableError raised."""
   try:
     _size(os.fstat(descriptor))
   except BaseException:
@@ -58,16 +46,8 @@ def regular_file(descriptor: int) -> BinaryIO:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-  """Reads a file.
-
-  Args:
-    path: the file, or a link to it.
-    most: bytes that it may have.
-
-  Raises:
-    UnreadableError: it is no regular file, or has more than `most` bytes.
-    OSError: there is no such file, or it can't be opened.
-  """
+  """Reads a file, or what a link leads to; UnreadableError, if it is no regular file, or has more
+  than `most` bytes."""
   with _opened(path) as file:
     data = file.read(most + 1)
   if len(data) > most:
@@ -77,11 +57,7 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
 
 def read_end(path: str | os.PathLike[str], most: int) -> bytes:
   """Reads the last `most` bytes of a file that grows by lines; a line that is cut is left out.
-
-  Raises:
-    UnreadableError: it is no regular file.
-    OSError: there is no such file, or it can't be opened.
-  """
+  Raises UnreadableError where it is no regular file."""
   with _opened(path) as file:
     begin = max(0, os.fstat(file.fileno()).st_size - most)
     file.seek(begin)
@@ -145,12 +121,8 @@ def read_document(path: str | os.PathLike[str], schema: type[msgspec.Struct],
 
 
 def parse(data: bytes) -> dict[str, Any]:
-  """Reads one JSON object. Numbers beyond 64 bits, NaN and infinities become text, and half
-  characters visible ones.
-
-  Raises:
-    UnreadableError: as `read_document`.
-  """
+  """Reads one JSON object, or raises an UnreadableError. Numbers beyond 64 bits, NaN and infinities
+  become text, and half characters visible ones."""
   try:
     value = json.loads(data.decode("utf-8"), parse_constant=str, parse_int=_whole,
                        parse_float=_real)
@@ -165,11 +137,8 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def check(value: dict[str, Any], schema: type) -> Document:
-  """Leaves out of an object what is not as its schema says. The object is changed.
-
-  Raises:
-    UnreadableError: hardly anything of it fits.
-  """
+  """Leaves out of an object what is not as its schema says; UnreadableError, if hardly anything of
+  it fits. The object is changed."""
   left_out: list[str] = []
   while True:
     try:
@@ -192,13 +161,8 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def in_words(error: msgspec.ValidationError, meanings: Mapping[str, str], otherwise: str) -> str:
-  """Says what does not fit in a file that a person may have written, as the end of a sentence.
-
-  Args:
-    error: what the check of the file's types found.
-    meanings: of the file's keys, what each takes.
-    otherwise: what the file takes, where the key is unknown.
-  """
+  """Says what does not fit in a file that a person may have written, as the end of a sentence: by
+  what each of its keys takes, or what it takes at all where the key is unknown."""
   what, path = explained(error)
   name = next((name for name, _ in reversed(_TOKEN.findall(path)) if name in meanings), "")
   said = f"{what} for {name}" if name else what

@@ -67,12 +67,8 @@ class Membership:
     self._left: set[int] = set()
 
   def update(self, heartbeats: list[Heartbeat], now: float) -> None:
-    """Takes in everything that is in the store at the moment.
-
-    Args:
-      heartbeats: all of them; a process heard before that is not among them has left, as has one
-        that says so.
-    """
+    """Takes in everything that is in the store at the moment: a process heard before that is not in
+    it has left, as has one that says so."""
     for heartbeat in heartbeats:
       known, _ = self._known.get(heartbeat.process, (None, 0.0))
       if known is None or (known.number, known.pid) != (heartbeat.number, heartbeat.pid):
@@ -98,12 +94,8 @@ class StoreThread:
   """
 
   def __init__(self, name: str, process: int, stale: str | None = None):
-    """Prepares.
-
-    Args:
-      name: the keys' directory, the same in every process.
-      stale: directory of an earlier watchdog, from which this process's last heartbeat may go.
-    """
+    """Prepares; `name` is the keys' directory, the same in every process, and `stale` that of an
+    earlier watchdog, from which this process's last heartbeat may go."""
     self._name, self._process, self._stale = name, process, stale
     self._lock = threading.Lock()
     self._wanted = threading.Event()

@@ -178,14 +178,9 @@ class ProgramsByKey:
     self._groups: dict[tuple[str, int], dict[int, tuple[int, ...]]] = {}
 
   def add(self, plan: ObservedPlan) -> dict[int, str]:
-    """Takes in a process's programs.
-
-    Programs are the same if they have the same name, ranks and collectives; of several that are
-    the same within a process, the k-th is the other process's k-th.
-
-    Returns:
-      The key of each of its programs, by its number.
-    """
+    """Takes in a process's programs, and returns the key of each by its number. Programs are the
+    same if they have the same name, ranks and collectives; of several that are the same within a
+    process, the k-th is the other process's k-th."""
     keys, met = {}, Counter[str]()
     described = plan.to_json()["programs"]
     for program, document in zip(plan.programs, described, strict=True):
@@ -222,13 +217,8 @@ _Entry = tuple[list[int], tuple[tuple[NewestExecution, ...], float | None, float
 
 
 def to_text(positions: Iterable[Position], most: int) -> str:
-  """Writes positions; ranks that are at the same place share their entry. What does not fit is left
-  out.
-
-  Args:
-    positions: of one process's ranks.
-    most: characters, at most.
-  """
+  """Writes positions in at most so many characters; ranks that are at the same place share their
+  entry. What does not fit is left out."""
   entries: dict[str, list[int]] = {}
   for one in positions:
     times = [None if value is None else round(value, 2)
@@ -249,12 +239,8 @@ def to_text(positions: Iterable[Position], most: int) -> str:
 
 def from_text(text: str, process: int, host: str, programs: ProgramsByKey,
               silence: float = 0.0) -> list[Position]:
-  """Reads `to_text`; what can't be read, or is of programs that are not known here, is left out.
-
-  Args:
-    programs: those known here.
-    silence: seconds since it was written.
-  """
+  """Reads `to_text`, written so many seconds ago; what can't be read, or is of programs that are
+  not known here, is left out."""
   try:
     entries = msgspec.convert(json.loads(text or "[]"), list[_Entry])
   except ValueError:

@@ -21,12 +21,8 @@ _JAX = f"{os.sep}jax{os.sep}_src{os.sep}"
 
 
 def of_thread(identity: int, characters: int) -> str:
-  """Returns a thread's Python stack, outermost call first; where it is too long, its innermost
-  calls.
-
-  Args:
-    characters: longest text to return.
-  """
+  """Returns a thread's Python stack, outermost call first; where it has more characters, its
+  innermost calls."""
   frame = sys._current_frames().get(identity)
   if frame is None:
     return "the thread has ended"

@@ -145,13 +145,11 @@ class _Reading:
                for one in self._positions.values() for execution in one.executions)
 
   def watch(self, seconds: float) -> float:
-    """Waits until the processes whose recordings are open have written, for so long at most.
+    """Waits until the processes whose recordings are open have written, for so long at most;
+    returns the seconds for which the rings were watched, 0 where no long wait makes that necessary.
 
     Processes that have are "running", and ranks with new timestamps "moving". No two clocks are
     compared, and no process is asked by its number, which may be that of another container.
-
-    Returns:
-      The seconds for which the rings were watched; 0 where no long wait makes that necessary.
     """
     if not self._in_question:
       return 0.0

@@ -29,15 +29,8 @@ CHARACTERS = (2000, 700)
 
 def excused(last_heartbeats: Mapping[int, LastHeartbeat], silence: float) -> float:
   """Seconds since the last process said that it would take long (a pause, a compilation); 0 while
-  one does.
-
-  Args:
-    last_heartbeats: by process.
-    silence: seconds after which a process counts as silent: its excuse no longer holds.
-
-  Returns:
-    Infinity if nobody did.
-  """
+  one does, infinity if nobody did. The excuse of who has been silent for `silence` s no longer
+  holds."""
   fresh = [one for one in last_heartbeats.values() if one.silence <= silence and not one.left]
   return min((0.0 if one.heartbeat.excused == 0 else one.heartbeat.excused + one.silence
               for one in fresh),
@@ -53,13 +46,9 @@ def speaker(last_heartbeats: Mapping[int, LastHeartbeat], silence: float, own: i
 
 def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence: float, own: int,
           waited: float) -> Late:
-  """Says who has not arrived.
-
-  Args:
-    last_heartbeats: by process, this process's own included.
-    silence: seconds without a new heartbeat after which a process counts as silent.
-    waited: seconds since a step last completed here.
-  """
+  """Says who has not arrived, where so many seconds have passed since a step last completed here,
+  by all heartbeats, this process's own among them; who has been silent for `silence` s counts as
+  silent."""
   # No step has completed that one of those heard of now has not called, whatever the others take
   # for completed: where all results are donated they can only count calls.
   called = [one.heartbeat.entered for one in last_heartbeats.values() if one.left
@@ -87,12 +76,7 @@ def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence:
 def without_service(last_heartbeats: Mapping[int, LastHeartbeat], own: LastHeartbeat,
                     waited: float) -> Late:
   """Names process 0, in which the store lives that does not answer: all that a process can know by
-  itself.
-
-  Args:
-    last_heartbeats: those heard before, by process.
-    waited: seconds since a step last completed here.
-  """
+  itself, by the heartbeats heard before."""
   inside = own.heartbeat.entered > own.heartbeat.completed
   step = own.heartbeat.completed + 1
   if 0 in last_heartbeats:
@@ -127,13 +111,8 @@ def own_text(programs: Sequence[ObservedProgram], process: int, most: int) -> st
 def find_in_step(programs: Sequence[ObservedProgram], process: int,
                  heard: Mapping[int, LastHeartbeat], directory: pathlib.Path | None
                  ) -> tuple[CauseInWords, ...]:
-  """Tells why a step does not end.
-
-  Args:
-    programs: what this process runs; () where nothing is observed, and nothing is described.
-    directory: run directory, for the rings of those that sent nothing of their timestamps; None
-      where there is none.
-  """
+  """Tells why a step does not end; nothing where no program is observed. The run directory has the
+  rings of processes that sent nothing of their timestamps."""
   if not programs:
     return ()
   own = _own_flight(programs, process)

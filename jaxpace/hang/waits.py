@@ -69,11 +69,8 @@ class Cause:
 
 
 def unfinished(positions: Mapping[int, Position], programs: ProgramsByKey) -> tuple[Wait, ...]:
-  """Finds the meetings that somebody waits in.
-
-  Args:
-    positions: where each rank is, by rank; a rank that is not in it is unknown.
-  """
+  """Finds the meetings that somebody waits in, by where each rank is; one that is not among these
+  is unknown."""
   found: set[GroupRun] = set()
   for rank, where in positions.items():
     for execution in where.executions if not where.moving else ():

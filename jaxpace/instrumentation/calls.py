@@ -65,11 +65,8 @@ class Call:
     self._open.close()
 
   def traced(self, *leaves: Any) -> list[Any]:
-    """Calls the step on arrays in place of `leaves`.
-
-    Returns:
-      Its results, flat, those changed in place among them.
-    """
+    """Calls the step on arrays in place of `leaves`. Returns its results, flat, those changed in
+    place among them."""
     given = list(self._given)
     for place, leaf in zip(self._places, leaves, strict=True):
       given[place] = leaf

@@ -58,12 +58,8 @@ def _whole(program: Program, value: int) -> bool:
 
 def cover(program: Program, segment: Sequence[int]) -> tuple[list[int], bool]:
   """Chooses the values to gate so that no significant equation of a segment starts before a
-  timestamp.
-
-  Returns:
-    The values to gate within this segment, the smallest that do, and whether they hold back every
-    major equation; a cast of parameters here and there may start early.
-  """
+  timestamp: the smallest that do. And says whether they hold back every major equation; a cast of
+  parameters here and there may start early."""
   held: set[int] = set()
   # Made of constants alone: no work of the step.
   free: set[int] = set()

@@ -118,13 +118,7 @@ class PiggybackSum(NamedTuple):
 
 def unpack(total: jax.Array, ranks: int, dtype: str, collectives: int, slots: int,
            digested: bool = False) -> PiggybackSum:
-  """Reads the sum of the ranks' operands.
-
-  Args:
-    collectives: of the step that have a slot.
-    slots: of the pace state.
-    digested: whether the operands hold digests.
-  """
+  """Reads the sum of the ranks' operands, of a step with so many collectives that have a slot."""
   values = total.reshape(_PARTS[dtype], -1).astype(jnp.float32).sum(axis=0)
   arrivals, delays = values[:ranks], values[ranks:2 * ranks]
   job = values[(3 if digested else 2) * ranks:]

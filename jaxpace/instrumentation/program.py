@@ -313,14 +313,8 @@ class _Flattener:
 
 
 def flatten(closed: Any, axis: Sequence[str]) -> Program:
-  """Flattens a traced step.
-
-  Args:
-    closed: the step's closed jaxpr, from `jax.make_jaxpr`.
-
-  Returns:
-    The flat program; evaluating its equations in order computes what `closed` computes.
-  """
+  """Flattens a traced step, its closed jaxpr from `jax.make_jaxpr`; evaluating the program's
+  equations in order computes what that computes."""
   flattener = _Flattener(axis)
   inputs = tuple(flattener.number(var.aval) for var in closed.jaxpr.invars)
   constants = [flattener.constant(value, var.aval)

@@ -73,17 +73,12 @@ class Stage:
 
 
 def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
-  """The share of the step's operations that may run while some collectives are under way.
+  """The share of the step's operations that may run while the collectives of one bucket are under
+  way, 0 to 1 by `Program.costs`; what can't be counted (a loop) is left out of the whole, so that
+  the share is rather too large. None where any of that may run meanwhile.
 
   Those that no operand of theirs needs, and that need none of their results. More than really run
   meanwhile: most of them may be over before.
-
-  Args:
-    collectives: indices of the equations of one bucket.
-
-  Returns:
-    0 to 1, by `Program.costs`; what can't be counted (a loop) is left out of the whole, so that the
-    share is rather too large. None where any of that may run meanwhile.
   """
   before, after = program.behind(collectives), program.after(collectives)
   # What nobody needs the compiler drops.

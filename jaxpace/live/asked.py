@@ -137,15 +137,9 @@ def _beside() -> Iterator[None]:
 def restored(state: Any, fresh: Callable[[int], tuple[ShareState, Any]],
              sound: Callable[[np.ndarray], bool]) -> ShareState:
   """Returns what training goes on from: what a checkpoint holds; of other ranks, another balancer,
-  or one whose numbers are damaged the step alone, with a notice.
-
-  Args:
-    fresh: from a step, where it begins anew there; and the balancer's state, as a tree.
-    sound: whether counts can be.
-
-  Raises:
-    TypeError: it is something else, or its numbers are damaged.
-  """
+  one whose numbers are damaged or whose counts aren't `sound` the step alone, with a notice:
+  `fresh` says where it begins anew there, and the balancer's state as a tree. Raises TypeError
+  where it is something else, or its numbers are damaged."""
   if state is None:
     _LOG.warning("The checkpoint holds no shares: counts begin evenly, at step 0.")
     return fresh(0)[0]

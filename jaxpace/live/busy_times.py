@@ -44,17 +44,9 @@ class BusyTimes:
     return self._step is step
 
   def of(self, calls: Sequence[int | None]) -> np.ndarray:
-    """Returns how long each device was busy in these calls, and how long they took, and waits until
-    they are over.
-
-    Busy is what an execution takes less what it waits in collectives.
-
-    Args:
-      calls: numbers of calls of the step, rising; None for one that nothing is known of.
-
-    Returns:
-      [devices, 2, calls] float32 s, busy and in all; NaN where not known.
-    """
+    """Returns how long each device was busy in these calls, rising, None for one that nothing is
+    known of, and how long they took, and waits until they are over: [devices, 2, calls] float32 s,
+    NaN where not known. Busy is what an execution takes less what it waits in collectives."""
     wanted = [call for call in calls if call is not None]
     until = time.monotonic() + self._patience
     self._read()
@@ -100,10 +92,7 @@ class BusyTimes:
 
 
 def busy_seconds(ran: Executions, collectives: Sequence[Any]) -> np.ndarray:
-  """Returns how long executions took, less the time that they waited in collectives.
-
-  Returns:
-    [n] float64 s.
+  """Returns how long executions took, less the time that they waited in collectives: [n] float64 s.
   """
   each = occurrences(ran, collectives)
   order, begin, end = exposed(each.execution, each.enter_ns, each.exit_ns)

@@ -28,12 +28,8 @@ Steered = TypeVar("Steered", PaceState, Shares)
 
 
 def check(pace: Any) -> None:
-  """Checks that this is a pace state whose pacer can be steered, or shares.
-
-  Raises:
-    TypeError: it is something else.
-    ValueError: nothing in it can be steered, or it was donated.
-  """
+  """Checks that this is a pace state whose pacer can be steered, or shares. Raises TypeError where
+  it is something else, ValueError where nothing in it can be steered, or it was donated."""
   if isinstance(pace, Shares):
     return
   if not isinstance(pace, PaceState):

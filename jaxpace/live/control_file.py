@@ -69,15 +69,9 @@ class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
   @staticmethod
   def from_json(data: Mapping[str, Any], ranks: int | None = None) -> ControlRequest:
-    """Checks what was read from a file.
-
-    Args:
-      data: JSON values; absent keys and nulls mean the default.
-      ranks: ranks along the data axis, where that is known.
-
-    Raises:
-      RequestError: it has unknown keys, or a value is out of range.
-    """
+    """Checks JSON values that were read from a file, absent keys and nulls for the default, against
+    the number of ranks along the data axis where that is known. Raises RequestError where there are
+    unknown keys, or a value is out of range."""
     given = {key: value for key, value in data.items() if value is not None}
     if "ranks" in given:
       given["ranks"] = parse_ranks(given["ranks"], ranks)
@@ -190,11 +184,8 @@ def signature(path: pathlib.Path) -> Signature:
 
 
 def read(path: pathlib.Path, ranks: int | None = None) -> ControlRequest:
-  """Reads a control file; where there is none, everything is as the pacer was made.
-
-  Raises:
-    RequestError: it can't be read, is no JSON, or asks for something that can't be.
-  """
+  """Reads a control file; where there is none, everything is as the pacer was made. Raises
+  RequestError where it can't be read, is no JSON, or asks for something that can't be."""
   try:
     asked = parse(read_bytes(path, _LONGEST))
   except FileNotFoundError:
@@ -234,12 +225,8 @@ class ControlFileFollower:
   that hangs holds up this thread alone."""
 
   def __init__(self, path: pathlib.Path, ranks: int, every_seconds: float):
-    """Begins to follow the file.
-
-    Args:
-      ranks: along the data axis; requests are checked against them.
-      every_seconds: from one look to the next.
-    """
+    """Begins to follow the file, looking every so many seconds; requests are checked against the
+    number of ranks along the data axis."""
     self._path, self._ranks, self._every_seconds = path, ranks, every_seconds
     self._applied = 0, ControlRequest()
     self._seen: Signature = None

@@ -84,13 +84,9 @@ class Gathered:
     return own_context.fetch(sent.addressable_data(0)) if isinstance(sent, jax.Array) else sent
 
   def begins(self, counts: np.ndarray) -> None:
-    """Says what counts this process's first step runs, and refuses to begin where another's differ:
-    a step in which some processes fetch would never end. It waits for nobody: whoever comes last
-    knows of all.
-
-    Raises:
-      ValueError: they differ.
-    """
+    """Says what counts this process's first step runs, and raises ValueError where another's
+    differ: a step in which some processes fetch would never end. It waits for nobody: whoever comes
+    last knows of all."""
     if self._alone:
       return
     _meetings[tuple(self._members)] += 1
@@ -155,14 +151,8 @@ class Gathered:
     return True
 
   def refuse_unequal(self, coming: np.ndarray) -> None:
-    """Refuses that processes are at different steps, on all of them at one call.
-
-    Args:
-      coming: [devices of the mesh] int64, number of the next step modulo `TOLD`.
-
-    Raises:
-      ValueError: they differ.
-    """
+    """Raises ValueError where processes are at different steps, on all of them at one call: by the
+    number of the next step modulo `TOLD` of each device of the mesh, [devices] int64."""
     usual = collections.Counter(coming.tolist()).most_common(1)[0][0]
     others = sorted({(process, number) for process, number in zip(
         self._processes, coming.tolist(), strict=True) if number != usual})

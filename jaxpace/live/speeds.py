@@ -136,12 +136,8 @@ class SharedCounts:
     return begins
 
   def next(self, step: ObservedFunction) -> tuple[int, np.ndarray]:
-    """Returns the number and the counts of the next step that comes.
-
-    Raises:
-      ValueError: more than `EVERY` steps were asked for ahead of the step's calls, by the thread
-        that calls it.
-    """
+    """Returns the number and the counts of the next step that comes. Raises ValueError where more
+    than `EVERY` steps were asked for ahead of the step's calls, by the thread that calls it."""
     number, place = self._number, self._asked_for
     if place % EVERY == 0:
       # What the call four steps ago has asked the balancer, whenever this is.

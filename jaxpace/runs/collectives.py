@@ -174,11 +174,8 @@ class Chosen(NamedTuple):
 
 def choose(info: dict[str, Any], table: TableFiles, axis: Axis,
            ranks: int) -> Chosen | None:
-  """Finds out which steps and collectives are laid out.
-
-  Returns:
-    The choice; None where the run is not an observed one, or none of its collectives were written.
-  """
+  """Finds out which steps and collectives are laid out; None where the run is not an observed one,
+  or none of its collectives were written."""
   entries = _planned(info)
   if (not table.rows or not axis.size
       or all(entry.get("of") is None for entry in entries.values())):

@@ -53,15 +53,11 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
           collectives: Table, axis: Axis, ranks: int, *, declared: int,
           window: tuple[int | None, int | None] = (None, None), chosen: Chosen | None = None,
           progress: Progress | None = None) -> Run:
-  """Builds a run of the rows of its tables.
+  """Builds a run of the rows of its tables; `declared` are the ranks that it has by its own word,
+  `chosen` which steps have their collectives laid out, None for all.
 
-  Args:
-    declared: ranks that the run has by its own word.
-    chosen: which steps have their collectives laid out; None: all have.
-
-  Returns:
-    The run over all these steps, without what else lies in its directory; where steps were chosen,
-    `Run.detailed` makes of it the run over these.
+  The run is that over all these steps, without what else lies in its directory; where steps were
+  chosen, `Run.detailed` makes of it the run over these.
   """
   of_steps, waits = _lay_out(steps, collectives, ranks, axis, chosen, progress)
   found = name_collectives(info, waits, collectives, by_exit=chosen is not None)
@@ -128,18 +124,9 @@ def _durations(table: Table) -> list[str]:
 
 def count_ranks(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: Axis,
                 problems: list[str]) -> int:
-  """Finds how many ranks the dense arrays have, R: one more than the highest number.
-
-  A number for which they would be much larger than the rows that they hold is damaged, and its rows
-  are left out.
-
-  Args:
-    tables: what holds rows.
-    problems: a sentence is added to it.
-
-  Raises:
-    RunError: there is no other number.
-  """
+  """Finds how many ranks the dense arrays have, R: one more than the highest number. A number for
+  which they would be much larger than the rows that they hold is damaged, and its rows are left
+  out, with a sentence. Raises RunError where there is no other number."""
   most = (_ROOM * max(table.rows for table in tables) + _ROOM_ANYWAY) // axis.size
   highest = max(table.highest_rank + 1 for table in tables)
   for ranks in (max(declared, highest), highest):
@@ -225,17 +212,9 @@ def _read_all(path: pathlib.Path, run: str | None, name: str, columns: Sequence[
 
 def read_listening(path: pathlib.Path, run: str | None, axis: Axis, attempt: np.ndarray,
                    problems: list[str]) -> Listening | None:
-  """Reads what was heard in a run's steps; None where nobody listened.
-
-  Args:
-    run: id of the run; None takes every run's.
-    attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded; only the
-      newest one's readings count.
-    problems: sentences about what was left out are added to it.
-
-  Raises:
-    PermissionError: the folder or a part may not be read.
-  """
+  """Reads what was heard in a run's steps; None where nobody listened. Of the attempts of each rank
+  and step, [R, K], only the newest one's readings count. Sentences about what was left out are
+  added to `problems`."""
   rows = _read_all(path, run, "listening", [*Listening._fields, "attempt"], problems, axis.span)
   at, inside = axis.index(rows["step"])
   keep = np.ones(len(at), bool) if inside is None else inside
@@ -266,15 +245,8 @@ def read_bounds(run: Run) -> Bounds:
 
 def read_host_samples(path: pathlib.Path, run: str | None, problems: list[str]
                       ) -> HostSamples | None:
-  """Reads all samples of a run; None where nothing was sampled.
-
-  Args:
-    run: id of the run; None takes every run's.
-    problems: sentences about what was left out are added to it.
-
-  Raises:
-    PermissionError: the folder or a part may not be read.
-  """
+  """Reads all samples of a run; None where nothing was sampled. Sentences about what was left out
+  are added to `problems`."""
   keys = ("process", "attempt", "time_ns")
   rows = _read_all(path, run, "hosts", [*keys, *HOST_COLUMNS], problems)
   process, attempt, time_ns = (rows.pop(name) for name in keys)

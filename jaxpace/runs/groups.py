@@ -104,12 +104,9 @@ _MOST = 1 << 20
 
 
 def groups(info: dict[str, Any], ranks: int) -> np.ndarray | None:
-  """Lays the recorded ranks (devices of the mesh, in its order) out by data axis.
-
-  Returns:
-    [groups, R] int64: in each row the devices along the data axis, by their index along it; rows
-    differ in the place along the mesh's other axes. None where `run.json` does not tell.
-  """
+  """Lays the recorded ranks (devices of the mesh, in its order) out by data axis: [groups, R]
+  int64, in each row the devices along the data axis, by their index along it; rows differ in the
+  place along the mesh's other axes. None where `run.json` does not tell."""
   found = laid_out(info)
   if found is not None and found.size == ranks:
     return found
@@ -118,15 +115,9 @@ def groups(info: dict[str, Any], ranks: int) -> np.ndarray | None:
 
 
 def laid_out(info: dict[str, Any], axis: Sequence[str] | str | None = None) -> np.ndarray | None:
-  """Lays all devices of the mesh out by some of its axes.
-
-  Args:
-    axis: names of the axes, or these with commas between them; by default those in the run's
-      settings.
-
-  Returns:
-    [groups, R] int64 as `groups` does, of the whole mesh; None where mesh or axis are unknown.
-  """
+  """Lays all devices of the mesh out by some of its axes, names or these with commas between them,
+  by default those in the run's settings: [groups, R] int64 as `groups` does, of the whole mesh;
+  None where mesh or axis are unknown."""
   settings = info.get("settings") or {}
   mesh, axis = settings.get("mesh"), axis or settings.get("axis")
   if isinstance(axis, str):

@@ -26,11 +26,7 @@ class PartFollower:
   """
 
   def __init__(self, folder: pathlib.Path, table: str, run: str | None = None):
-    """Reads nothing yet.
-
-    Args:
-      run: run id; None takes that of most parts.
-    """
+    """Reads nothing yet. Without the id of a run it will take that of most parts."""
     self._folder, self._table, self._run = folder, table, run
     self._read: dict[int, int] = {}  # by process, the number of the last part read
     self._torn: dict[str, tuple[int, int]] = {}  # by name, size and time of what can't be read
@@ -147,12 +143,8 @@ class Window:
   """The rows of the newest attempt's last W steps. Of rows that come twice the last one counts."""
 
   def __init__(self, steps: int, ranks: int = 0):
-    """Makes an empty window.
-
-    Args:
-      steps: W.
-      ranks: ranks known to be there; more are added as their rows come.
-    """
+    """Makes an empty window of W steps, with the ranks known to be there; more are added as their
+    rows come."""
     self.size = steps
     self.left_out = 0  # rank numbers from here on had rows that were left out; 0: none
     self._room = max(_ROOM // steps, 1)

@@ -126,11 +126,8 @@ def _lay_out_steps(tables: Sequence[TableFiles], low: int, high: int,
 
 
 def check_directory(path: pathlib.Path) -> None:
-  """Checks that a directory holds a recorded run, readable or not.
-
-  Raises:
-    RunError: it doesn't; the sentence says what to give instead.
-  """
+  """Checks that a directory holds a recorded run, readable or not; RunError, if it doesn't: the
+  sentence says what to give instead."""
   if not path.exists():
     raise RunError(
         f"There is no run at {path}: no such directory. Give the directory a Recorder wrote to.")

@@ -110,13 +110,8 @@ def header(path: pathlib.Path) -> np.void | None:
 
 
 def read_ring(path: str | pathlib.Path) -> RingFile:
-  """Reads a ring's file; what is cut off at its end counts as never written.
-
-  Raises:
-    UnreadableError: it is no ring of timestamps: the end of a sentence that begins with the
-      file's name.
-    OSError: there is no such file, or it can't be read.
-  """
+  """Reads a ring's file; what is cut off at its end counts as never written. Raises UnreadableError
+  where it is no ring of timestamps."""
   data = read_bytes(path, _MOST)
   if len(data) < ring_layout.PAGE or not data.startswith(ring_layout.MAGIC.rstrip(b"\n")):
     raise UnreadableError("is no ring of timestamps")
@@ -149,23 +144,16 @@ def path_of(directory: pathlib.Path, process: int) -> pathlib.Path:
 
 def write_plan(directory: pathlib.Path | Folder, process: int, run: str, attempt: int,
                plan: ObservedPlan) -> None:
-  """Replaces a process's plan as a whole; it is on the disk when this returns.
-
-  Args:
-    directory: run directory, which must be there; or its folder `FOLDER`, held open.
-  """
+  """Replaces a process's plan as a whole, in a run directory or its folder `FOLDER`, held open; it
+  is on the disk when this returns."""
   document = {"run": run, "attempt": attempt, "process": process, "plan": plan.to_json()}
   folder = directory if isinstance(directory, Folder) else Folder(directory, FOLDER)
   folder.write_text(f"{process}.plan.json", json.dumps(document), fsync=True)
 
 
 def read_plan(directory: pathlib.Path, process: int) -> tuple[str | None, int, ObservedPlan]:
-  """Reads a process's plan: the run and the attempt that it belongs to, and its programs.
-
-  Raises:
-    UnreadableError: it is no such file: the end of a sentence that begins with its name.
-    OSError: there is none, or it can't be read.
-  """
+  """Reads a process's plan: the run and the attempt that it belongs to, and its programs. Raises
+  UnreadableError where it is no such file."""
   value = parse(read_bytes(path_of(directory, process), LARGEST))
   try:
     said = msgspec.convert(value, ProcessFile)

@@ -314,14 +314,9 @@ class Run:
     return ""
 
   def detailed(self, steps: np.ndarray) -> Run:
-    """Makes the run over its detailed steps of one over all steps, whose collectives are those of
-    the detailed ones alone.
-
-    Each is measured from the last exit of the step before, which `aggregated` knows.
-
-    Args:
-      steps: [D] their numbers, rising; the run has all of them.
-    """
+    """Makes the run over its detailed steps, these rising numbers, of one over all steps, whose
+    collectives are those of the detailed ones alone. Each is measured from the last exit of the
+    step before, which `aggregated` knows."""
     at = np.searchsorted(self.steps, steps)
     part = _at(self, at)
     attempt = functools.reduce(np.maximum, (c.attempt for c in self.collectives), part.attempt)

@@ -50,12 +50,8 @@ class RunIdentity(NamedTuple):
 
 
 def write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
-  """Replaces a JSON file as a whole: a reader sees the old one or the new one.
-
-  Args:
-    path: file to write; its folder is made if it is missing.
-    value: plain lists, dicts and scalars; anything else is written as its `str`.
-  """
+  """Replaces a JSON file as a whole, of plain values, anything else written as its `str`: a reader
+  sees the old one or the new one. Its folder is made if it is missing."""
   if _PROCESS_FILE.match(path.name):
     folder = Folder(path.parent.parent, path.parent.name)
   else:
@@ -79,12 +75,7 @@ def read_json(path: pathlib.Path, schema: type[msgspec.Struct] = RunFile) -> dic
 
 
 def make(directory: pathlib.Path) -> None:
-  """Makes a run directory if it is missing.
-
-  Raises:
-    UserError: there is no place for one there.
-    OSError: it can't be made.
-  """
+  """Makes a run directory if it is missing; UserError, if there is no place for one there."""
   try:
     directory.mkdir(parents=True, exist_ok=True)
   except FileNotFoundError as error:
@@ -95,12 +86,7 @@ def make(directory: pathlib.Path) -> None:
 
 def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
   """Makes the directory if it is missing, and reads the `run.json` of the run in it, if there is
-  one.
-
-  Raises:
-    ForeignFileError: there is a `run.json`, but not one of a recorded run.
-    UserError, OSError: the directory can't be made or written.
-  """
+  one. Raises ForeignFileError where that is not one of a recorded run."""
   make(directory)
   path = directory / RUN_FILE
   earlier = read_json(path)
@@ -137,15 +123,8 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
 
 
 def set_aside(directory: pathlib.Path, current: str, process: int | None = None) -> int:
-  """Moves the files of every run but `current` to `.previous/<run>/`.
-
-  Args:
-    process: move only this process's files (its directory may be on a disk of its own host); None
-      for all.
-
-  Returns:
-    Number of files moved.
-  """
+  """Moves the files of every run but `current` to `.previous/<run>/`, or only those of one process,
+  whose directory may be on a disk of its own host; returns how many."""
   found = [(path, run) for path, owner, run in _of_processes(directory)
            if run not in (None, current) and process in (None, owner)]
   # `run.json` and what belongs to it go last: as long as it is there, the earlier run can be read.
@@ -195,12 +174,8 @@ def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> None:
 
 def read_processes(directory: pathlib.Path, run: str | None, problems: list[str]
                    ) -> Iterator[Process]:
-  """Reads `process/*.json` of a run.
-
-  Args:
-    run: id of the run; files of other runs are left out. None takes all.
-    problems: gets a sentence for each file that is left out, or parts of it.
-  """
+  """Reads `process/*.json` of a run, or of any; `problems` gets a sentence for each file that is
+  left out, or parts of it."""
   folder = directory / FOLDER
   for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
     try:
@@ -234,11 +209,7 @@ class DirectoryLock:
 
   @staticmethod
   def take(directory: pathlib.Path) -> DirectoryLock:
-    """Locks a directory.
-
-    Raises:
-      ForeignFileError: another recorder, in this process or another, has it.
-      OSError: the directory can't be written.
+    """Locks a directory; ForeignFileError, if another recorder, in this process or another, has it.
     """
     lock = DirectoryLock(Folder(directory))
     # Its last owner may remove the file between our opening and locking it.

@@ -52,11 +52,8 @@ class TableFiles:
   """The readable parts of one table. Reading may find more of them torn."""
 
   def __init__(self, name: str, parts: Sequence[Part], problems: Sequence[str] = ()):
-    """Reads the footers of its parts; of a torn part, the leftovers inside it are taken instead.
-
-    Args:
-      problems: what was wrong with the folder, in sentences.
-    """
+    """Reads the footers of its parts, in their order; of a torn part, the leftovers inside it are
+    taken instead. `problems` say what was wrong with the folder."""
     self.name = name
     self.torn: set[str] = set()
     """Names of parts that can't be read."""
@@ -313,14 +310,8 @@ def parse_part_name(name: str) -> Part | None:
 
 
 def list_parts(folder: pathlib.Path) -> tuple[list[Part], list[str]]:
-  """Lists a table's folder, which may be missing.
-
-  Returns:
-    The parts, of any run, by name; and names of other files, without temporary ones.
-
-  Raises:
-    PermissionError: it can't be listed.
-  """
+  """Lists a table's folder, which may be missing: the parts, of any run, by name; and names of
+  other files, without temporary ones."""
   try:
     names = sorted(os.listdir(folder))
   except (FileNotFoundError, NotADirectoryError):
@@ -331,14 +322,8 @@ def list_parts(folder: pathlib.Path) -> tuple[list[Part], list[str]]:
 
 
 def open_table(directory: pathlib.Path, name: str, run: str | None) -> TableFiles:
-  """Opens a table; leftovers of a merge hang on the part that holds them.
-
-  Args:
-    run: run id; None takes the parts of every run.
-
-  Raises:
-    PermissionError: the folder can't be listed, or a part may not be read.
-  """
+  """Opens a table, of one run or of every run; leftovers of a merge hang on the part that holds
+  them."""
   found, others = list_parts(directory / name)
   own = [part for part in found if run in (None, part.run)]
   problems = []

@@ -129,15 +129,8 @@ class Fabric:
     return np.concatenate(rates)
 
   def paths(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The links that messages cross.
-
-    Args:
-      sources: [F] int, sending ranks.
-      targets: [F] int, receiving ranks, none its own source.
-
-    Returns:
-      [F, 6] int, links in order, `NONE` where a path is shorter.
-    """
+    """The links that messages from ranks to others cross: [F] int, [F] int -> [F, 6] int, links in
+    order, `NONE` where a path is shorter."""
     sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
     if (sources == targets).any():
       raise SettingsError("A message from a rank to itself crosses no link.")

@@ -181,14 +181,11 @@ def most_readings(run: Run) -> int:
 
 
 def on_record(run: Run, ranks: np.ndarray, slots: int, part: slice, places: int) -> OnRecord:
-  """Rebuilds what was held and heard in the steps of `part`.
+  """Rebuilds what was held and heard in the steps of `part`, a slice of the step axis; `places` is
+  P.
 
   Of a run that does not say where its pacer was asked, every timestamped collective that can be
   held back counts, from an attempt's second step on.
-
-  Args:
-    part: slice of the step axis.
-    places: P.
   """
   before = slice(max(part.start - 1, 0), part.stop)
   lead = part.start - before.start

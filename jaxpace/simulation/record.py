@@ -38,11 +38,7 @@ _LEAST = 1024.0
 
 
 def place(fabric: Fabric, process: int, ranks: Sequence[int]) -> Locality:
-  """Where a process runs.
-
-  Args:
-    ranks: of the fabric that are its own, all of one node.
-  """
+  """Where a process runs whose ranks of the fabric are these, all of one node."""
   node = ranks[0] // fabric.per_node
   nics = tuple(Nic(name=f"mlx5_{card}", kind="infiniband", pci=f"0000:{0x10 + card:02x}:00.0",
                    up=True, rate_gbps=fabric.card_rate * 8e-9,
@@ -154,11 +150,8 @@ class RunWriter:
 
   def write(self, steps: Steps,
             progress: Callable[[int, int], None] | None = None) -> None:
-    """Appends steps, kept by rank; those a job never got to (NaN) are left out.
-
-    Args:
-      steps: as a simulation with `by_rank` returns them.
-    """
+    """Appends steps, kept by rank, as a simulation with `by_rank` returns them; those a job never
+    got to (NaN) are left out."""
     steps = cast(Steps, jax.tree.map(np.asarray, steps))
     count = int(np.isfinite(steps.step_time).sum())
     if not count:

@@ -123,13 +123,8 @@ def filling(hops: int, latency: float, transfer: float) -> float:
 
 
 def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[MessageRound]:
-  """Reduce-scatter in each group, ring all-reduces across groups of the pieces, all-gather in each
-  group.
-
-  Args:
-    ranks: in order; each `group` of them is a node.
-    group: ranks of a node; it divides their number.
-  """
+  """Reduce-scatter in each group, a node's ranks, ring all-reduces across groups of the pieces,
+  all-gather in each group."""
   at = np.asarray(ranks)
   if len(at) % group:
     raise SettingsError(f"group={group} must divide the number of ranks, {len(at)}.")
@@ -149,11 +144,7 @@ NAMES = (*ALGORITHMS, "hierarchical")
 
 
 def rounds(algorithm: str, ranks: Sequence[int], size: float, per_node: int) -> list[MessageRound]:
-  """The rounds of one all-reduce.
-
-  Raises:
-    SettingsError: there is no such algorithm.
-  """
+  """The rounds of one all-reduce; SettingsError, if there is no such algorithm."""
   if algorithm == "hierarchical":
     return hierarchical(ranks, size, per_node)
   if algorithm not in ALGORITHMS:

@@ -126,14 +126,8 @@ its own."""
 
 def key_value_set(key: str, value: str, overwrite: bool = False) -> None:
   """Publishes a string to all processes. Keys live until deleted or the job ends. A no-op alone.
-
-  Args:
-    overwrite: whether an existing key may be replaced.
-
-  Raises:
-    KeyError: if the key exists and `overwrite` is false.
-    ConnectionError: if process 0 is gone.
-  """
+  Raises KeyError where the key exists and may not be replaced, ConnectionError where process 0 is
+  gone."""
   service = client()
   if service is None:
     return
@@ -143,12 +137,8 @@ def key_value_set(key: str, value: str, overwrite: bool = False) -> None:
 
 
 def key_value_get(key: str, timeout: float) -> str | None:
-  """Returns the string published under a key, waiting for it; None alone.
-
-  Raises:
-    TimeoutError: if nobody did.
-    ConnectionError: if process 0 is gone.
-  """
+  """Returns the string published under a key, waiting for it; None alone. Raises TimeoutError where
+  nobody publishes one, ConnectionError where process 0 is gone."""
   service = client()
   if service is None:
     return None
@@ -159,11 +149,7 @@ def key_value_get(key: str, timeout: float) -> str | None:
 
 def key_value_directory(directory: str) -> dict[str, str]:
   """Returns all strings published below a directory at the moment, by their whole keys. Empty
-  alone.
-
-  Raises:
-    ConnectionError: if process 0 is gone.
-  """
+  alone. Raises ConnectionError where process 0 is gone."""
   service = client()
   if service is None:
     return {}

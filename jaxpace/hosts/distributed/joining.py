@@ -52,10 +52,7 @@ class Place:
 
 def place_from_environment(env: Mapping[str, str]) -> Place | None:
   """Returns the place that variables give, or None where they leave it to JAX's own detection.
-
-  Raises:
-    RuntimeError: if a variable is missing beside the others or is not a sensible number.
-  """
+  Raises RuntimeError where one is missing beside the others, or is not a sensible number."""
   index = env.get(INDEX) or (env.get(POD_INDEX) if env.get(COUNT) else None)
   if env.get(COUNT) or index:
     given = {ADDRESS: env.get(ADDRESS), COUNT: env.get(COUNT), INDEX: index}
@@ -114,11 +111,7 @@ def in_a_cluster(env: Mapping[str, str]) -> bool:
 
 
 def refuse_to_split(env: Mapping[str, str]) -> None:
-  """Raises, or warns, where one job would silently become many jobs of one process.
-
-  Raises:
-    RuntimeError: in a pod of an indexed Job that says nothing of the others.
-  """
+  """Raises RuntimeError, or warns, where one job would silently become many jobs of one process."""
   if int(env.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_NODELIST" not in env:
     _log.warning("SLURM gave this job %s tasks, but this process was not started by srun and runs "
                  "alone. Start it with: srun python ...", env["SLURM_NTASKS"])
@@ -163,12 +156,8 @@ def address_towards(host: str) -> str | None:
 
 
 def better_address(hostname: str, coordinator: str) -> str | None:
-  """Returns the address gloo should listen on, or None where the one it takes by itself is good.
-
-  Args:
-    hostname: this host's name.
-    coordinator: "host:port" of process 0.
-  """
+  """Returns the address gloo should listen on, or None where the one it takes by itself is good, by
+  this host's name and "host:port" of process 0."""
   own = address_of(hostname)
   towards = address_towards(coordinator.rpartition(":")[0].strip("[]"))
   if own is None or not is_own(own):

@@ -24,19 +24,11 @@ LOOPBACK = "127.0.0.1"
 
 
 def reserve_port(port: int = 0) -> socket.socket:
-  """Holds a TCP port of the loopback interface for the coordinator of process 0.
+  """Holds a TCP port of the loopback interface, any free one for 0, for the coordinator of process
+  0; closing the socket lets it go. Raises OSError where it is taken or not allowed.
 
   The socket is bound and never listens, with SO_REUSEPORT: gRPC servers bind with it too, so
   process 0 can listen on the port while nobody else is given it.
-
-  Args:
-    port: TCP port, 0 for any free one.
-
-  Returns:
-    The socket; closing it lets the port go.
-
-  Raises:
-    OSError: if the port is taken or not allowed.
   """
   # SO_REUSEPORT would share a port that a server of this user listens on: ask without it first.
   if port:

@@ -117,13 +117,9 @@ class Worker:
 
 
 def clear_away(launch_id: str, grace: float) -> None:
-  """Ends what is left of a launch, processes in sessions of their own included: SIGTERM, and
-  SIGKILL after `grace` seconds. Finds nothing where there is no /proc.
-
-  Args:
-    launch_id: the launch's mark in the environment of its processes.
-    grace: seconds between the two.
-  """
+  """Ends what is left of a launch, processes in sessions of their own included, by its mark in
+  their environment: SIGTERM, and SIGKILL after `grace` seconds. Finds nothing where there is no
+  /proc."""
   now = time.monotonic()
   asked: set[int] = set()
   while ((left := marked(environment.LAUNCH_ID, launch_id))
@@ -168,15 +164,8 @@ class Launcher:
     self._killed: list[int] = []  # workers that only SIGKILL ended
 
   def run(self) -> int:
-    """Runs the job to its end.
-
-    Returns:
-      The exit status for the launcher: 0, the failed worker's, or 128 + the number of the signal
-      that stopped it.
-
-    Raises:
-      UserError: it can't be started.
-    """
+    """Runs the job to its end; UserError, if it can't be started. Returns the exit status for the
+    launcher: 0, the failed worker's, or 128 + the number of the signal that stopped it."""
     begun = time.monotonic()
     self._prepare_logs()
     with environment.reserve_port() as port, self._signals():
@@ -248,11 +237,8 @@ class Launcher:
     return [worker for worker in self._workers if worker.status is None]
 
   def _watch(self) -> int | None:
-    """Waits until all workers have ended; stops them when one fails, or when asked to.
-
-    Returns:
-      The signal that stopped the job, if one did.
-    """
+    """Waits until all workers have ended; stops them when one fails, or when asked to. Returns the
+    signal that stopped the job, if one did."""
     self._wait(math.inf, lambda: self._received or self._failed)
     # Where only followers have failed, what they follow is still to be seen.
     self._wait(_SETTLE_SECONDS, lambda: self._received or self._causes())

@@ -19,13 +19,8 @@ class LogView:
   """Reads what is appended to a log file, as it should look on the terminal."""
 
   def __init__(self, path: Path, prefix: str | None = None):
-    """Opens the log.
-
-    Args:
-      path: log file, which must exist.
-      prefix: put before every line; lines are then shown whole. None gives the bytes as they come,
-        so that progress bars stay alive.
-    """
+    """Opens a log, which must exist. With a prefix before every line lines are shown whole;
+    without, the bytes as they come, so that progress bars stay alive."""
     self._file = path.open("rb")
     self._prefix = None if prefix is None else prefix.encode()
     self._partial = b""

@@ -94,14 +94,8 @@ def link(tree: Tree, directory: str) -> Link:
 
 
 def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b: int | None) -> str:
-  """How far apart two devices are, one of `DISTANCES`.
-
-  Args:
-    a: path of one.
-    b: path of the other.
-    node_a: NUMA node of one; None where it is not known.
-    node_b: NUMA node of the other.
-  """
+  """How far apart two devices are, one of `DISTANCES`, by their paths and their NUMA nodes, None
+  where that is not known."""
   common = _common(a, b)
   if common >= 2:
     # Below the switch that they share: its port, and the device.

@@ -19,14 +19,8 @@ FOLDER = "locality"
 
 def read_places(directory: str | pathlib.Path,
                 run: str | None = None) -> tuple[list[Locality], list[str]]:
-  """Reads `locality/<process>.json` of a run.
-
-  Args:
-    run: id of the run; files that name another one are left out. None takes all.
-
-  Returns:
-    The places in the order of their processes, and sentences about files that were left out.
-  """
+  """Reads `locality/<process>.json` of a run, in the order of the processes; with sentences about
+  files that were left out, those that name another run among them."""
   places: dict[int, Locality] = {}
   problems: list[str] = []
   folder = pathlib.Path(directory) / FOLDER

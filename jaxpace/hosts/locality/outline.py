@@ -18,11 +18,8 @@ Outline = dict[str, Any]
 
 def outlines(places: Sequence[Locality],
              more: Callable[[int], str] = lambda process: "") -> list[Outline]:
-  """An outline for each kind of host, hosts that are alike together.
-
-  Args:
-    more: what else is to be said of a process; empty for nothing.
-  """
+  """An outline for each kind of host, hosts that are alike together; `more` says what else is to be
+  said of a process, empty for nothing."""
   hosts: dict[str, list[Locality]] = {}
   for place in places:
     hosts.setdefault(host_name(place), []).append(place)
