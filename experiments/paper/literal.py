@@ -26,7 +26,7 @@ class Literal(NamedTuple):
   """State of one rank."""
 
   waits: windows.Moments  # [] of its own waits at the step's first collective
-  least: windows.RunningFloor  # [] lowest recent one
+  least: jnp.ndarray  # [] lowest recent one
 
 
 def pacer(max_delay: float, window: int = WINDOW, threshold: float = THRESHOLD,

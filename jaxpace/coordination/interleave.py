@@ -136,7 +136,7 @@ class Interleave(NamedTuple):
   at."""
 
   key: jax.Array  # [] uint32, differs from job to job
-  floor: windows.RunningFloor  # [B] lowest recent bucket times
+  floor: jax.Array  # [B] lowest recent bucket times
   period: windows.Mean  # [] mean step time less own delays
   bank: jax.Array  # [] float32 periods, delay that may be asked for
   asked: jax.Array  # [] float32 s, asked after the last step

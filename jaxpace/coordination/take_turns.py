@@ -60,7 +60,7 @@ class TakeTurns(NamedTuple):
   """State of `take_turns`; the same on all ranks of a job. B is the number of slots it looks at."""
 
   key: jax.Array  # [] uint32, differs from job to job
-  floor: windows.RunningFloor  # [B] lowest recent bucket times
+  floor: jax.Array  # [B] lowest recent bucket times
   quiet: jax.Array  # [] float32 s, what listening takes on a quiet link; NaN before the first time
   loud: jax.Array  # [] float32 s, while others send
   # [] float32 s, by message: what a step's first time takes on a quiet link, which has rested; NaN

@@ -1,7 +1,7 @@
 """Recursive estimators over a window of steps: constant memory, no sort, a handful of operations a
 value.
 
-Each is an `Estimator`, three pure functions on a NamedTuple of arrays. They work element by
+Each is an `Estimator`, three pure functions on arrays. They work element by
 element, so one of shape [ranks] follows all ranks at once. A value that is no duration (NaN,
 infinite, negative, longer than a day) is skipped, element by element: the state stays as it was.
 Before the first valid value, `value` is NaN.
@@ -56,12 +56,6 @@ class Quantile(NamedTuple):
   quantile: jax.Array  # float32 s, estimate
   scale: jax.Array  # float32 s, mean absolute distance of the values from it
   seen: jax.Array  # int32, valid values so far, at most the window
-
-
-class RunningFloor(NamedTuple):
-  """State of `floor`."""
-
-  floor: jax.Array  # [shape] float32 s; NaN before the first value
 
 
 def _rate(window: int) -> np.float32:
@@ -167,6 +161,7 @@ def quantile(window: int, share: float) -> Estimator:
 
 def floor(window: int) -> Estimator:
   """Follows the lowest recent value: falls to a new minimum at once, leaks up towards what is seen.
+  Its state is the value, [shape] float32 s; NaN before the first one.
 
   floor <- min(x, floor + (x - floor) / window). After the data have risen for good, it has made
   good 63 % of the rise within one window.
@@ -176,12 +171,12 @@ def floor(window: int) -> Estimator:
   """
   leak = np.float32(1.0 / knobs.steps("window", window, 2))
 
-  def init(shape: tuple[int, ...] = ()) -> RunningFloor:
-    return RunningFloor(jnp.full(shape, _NAN))
+  def init(shape: tuple[int, ...] = ()) -> jax.Array:
+    return jnp.full(shape, _NAN)
 
-  def update(x: jax.Array, state: RunningFloor) -> RunningFloor:
-    start = jnp.where(jnp.isnan(state.floor), x, state.floor)
+  def update(x: jax.Array, state: jax.Array) -> jax.Array:
+    start = jnp.where(jnp.isnan(state), x, state)
     moved = jnp.minimum(x, start + leak * (x - start))
-    return RunningFloor(jnp.where(valid(x), moved, state.floor))
+    return jnp.where(valid(x), moved, state)
 
-  return Estimator(init, update, lambda state: state.floor)
+  return Estimator(init, update, lambda state: state)

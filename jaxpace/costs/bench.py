@@ -58,7 +58,7 @@ def measure(kind: str, group: Group, sizes: Sequence[int], repeats: int,
     turns = int(np.clip(_SAMPLE_SECONDS / once, 3, _MOST_TURNS))
     empty = float(np.median([timed(0) for _ in range(3)]))
     samples = tuple(max(timed(turns) - empty, 0.0) / turns for _ in range(repeats))
-    found.append(Timing(4 * elements, samples))
+    found.append((4 * elements, samples))
     del timed
     if progress:
       progress(done + 1, len(sizes))
@@ -157,16 +157,8 @@ _HUBER = 1.345
 _INTERVAL = (0.05, 0.95)
 
 
-class Timing(NamedTuple):
-  """One kind of collective at one size."""
-
-  bytes: int
-  samples: tuple[float, ...]  # seconds
-
-  @property
-  def seconds(self) -> float:
-    """Median of the samples, s."""
-    return float(np.median(self.samples))
+Timing = tuple[int, tuple[float, ...]]
+"""Of one kind of collective at one size: bytes, and samples in seconds."""
 
 
 def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing]) -> Cost:
@@ -189,21 +181,23 @@ def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing]) -> Co
   if not measured:
     raise ValueError("fit needs at least one measured size.")
   a, b = coefficients(kind, algorithm, ranks)
-  rows = np.array([[a, b * m.bytes] for m in measured])
-  seconds = np.array([max(m.seconds, 1e-9) for m in measured])
+  rows = np.array([[a, b * size] for size, _ in measured])
+  middle = [float(np.median(samples)) for _, samples in measured]
+  seconds = np.maximum(middle, 1e-9)
   [(alpha, beta)] = _solve(rows[None], seconds[None])
   misfit = float(np.abs(rows @ [alpha, beta] / seconds - 1).max())
   random = np.random.default_rng(0)
   chosen = random.integers(0, len(measured), (_DRAWS, len(measured)))
-  medians = np.stack([np.median(random.choice(m.samples, (_DRAWS, len(m.samples))), axis=1)
-                      for m in measured], axis=1)
+  medians = np.stack([np.median(random.choice(samples, (_DRAWS, len(samples))), axis=1)
+                      for _, samples in measured], axis=1)
   again = np.maximum(np.take_along_axis(medians, chosen, axis=1), 1e-9)
   drawn = _solve(rows[chosen], again)
   low, high = np.quantile(drawn, _INTERVAL, axis=0)
   estimates = [Estimate(x, min(float(low[i]), x), max(float(high[i]), x))
                for i, x in enumerate((alpha, beta))]
   return Cost(estimates[0], estimates[1], algorithm,
-              tuple((m.bytes, m.seconds) for m in measured), misfit)
+              tuple((size, taken) for (size, _), taken in zip(measured, middle, strict=True)),
+              misfit)
 
 
 def _solve(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -257,6 +251,6 @@ def to_json(levels: Sequence[tuple[Group, Mapping[str, tuple[Cost, Sequence[Timi
 def _cost(found: Cost, measured: Sequence[Timing]) -> dict[str, Any]:
   return {"algorithm": found.algorithm, "alpha": found.alpha.to_json(),
           "beta": found.beta.to_json(), "misfit": found.misfit, "points": [
-              {"bytes": m.bytes, "seconds": m.seconds, "low": float(np.quantile(m.samples, 0.05)),
-               "high": float(np.quantile(m.samples, 0.95)), "samples": len(m.samples)}
-              for m in measured]}
+              {"bytes": size, "seconds": float(np.median(samples)),
+               "low": float(np.quantile(samples, 0.05)), "high": float(np.quantile(samples, 0.95)),
+               "samples": len(samples)} for size, samples in measured]}

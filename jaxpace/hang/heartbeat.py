@@ -58,28 +58,21 @@ class LastHeartbeat(NamedTuple):
   left: bool = False
 
 
-class Membership:
-  """Remembers the heartbeats and since when they have been the same. No I/O; `now` is the
-  listener's clock."""
+Heard = dict[int, tuple[Heartbeat, float, bool]]
+"""Of every process that ever published one its last heartbeat; since when that has been the same,
+s by the listener's clock; and whether its loop has ended."""
 
-  def __init__(self) -> None:
-    self._known: dict[int, tuple[Heartbeat, float]] = {}
-    self._left: set[int] = set()
 
-  def update(self, heartbeats: list[Heartbeat], now: float) -> None:
-    """Takes in everything that is in the store at the moment: a process heard before that is not in
-    it has left, as has one that says so."""
-    for heartbeat in heartbeats:
-      known, _ = self._known.get(heartbeat.process, (None, 0.0))
-      if known is None or (known.number, known.pid) != (heartbeat.number, heartbeat.pid):
-        self._known[heartbeat.process] = heartbeat, now
-    self._left = (set(self._known)
-                  - {heartbeat.process for heartbeat in heartbeats if not heartbeat.left})
-
-  def last_heartbeats(self, now: float) -> dict[int, LastHeartbeat]:
-    """Returns the last heartbeat of every process that ever published one."""
-    return {process: LastHeartbeat(heartbeat, now - since, process in self._left)
-            for process, (heartbeat, since) in self._known.items()}
+def hear(heard: Heard, heartbeats: list[Heartbeat], now: float) -> Heard:
+  """Takes in everything that is in the store at the moment: a process heard before that is not in
+  it has left, as has one that says so."""
+  after = {process: (one, since, True) for process, (one, since, _) in heard.items()}
+  for one in heartbeats:
+    known, since, _ = heard.get(one.process, (None, now, False))
+    if known is None or (known.number, known.pid) != (one.number, one.pid):
+      known, since = one, now
+    after[one.process] = known, since, one.left
+  return after
 
 
 _CLOSE_SECONDS = 1.0
@@ -102,7 +95,7 @@ class StoreThread:
     self._heartbeat: Heartbeat | None = None
     self._read = False
     self._last: Heartbeat | None = None  # to be left behind, once it is over
-    self._membership = Membership()
+    self._heard: Heard = {}
     self._began: float | None = None  # when the call under way began
     self._thread = threading.Thread(target=self._run, name="jaxpace-watchdog-courier", daemon=True)
     self.reads = 0
@@ -120,7 +113,9 @@ class StoreThread:
   def last_heartbeats(self) -> dict[int, LastHeartbeat]:
     """Returns the last heartbeat of every process that was heard of."""
     with self._lock:
-      return self._membership.last_heartbeats(time.monotonic())
+      now, heard = time.monotonic(), self._heard
+    return {process: LastHeartbeat(heartbeat, now - since, left)
+            for process, (heartbeat, since, left) in heard.items()}
 
   def stuck(self) -> float:
     """Returns for how long the store has not answered, in seconds; 0 while it does."""
@@ -166,7 +161,7 @@ class StoreThread:
     with self._lock:
       self._began = None
       if texts is not None:
-        self._membership.update([one for text in texts
-                                 if (one := Heartbeat.from_text(text)) is not None],
-                                time.monotonic())
+        self._heard = hear(self._heard, [one for text in texts
+                                         if (one := Heartbeat.from_text(text)) is not None],
+                           time.monotonic())
         self.reads += 1

@@ -232,7 +232,7 @@ class Control:
       found = rounds.at(call)
       if found is not None:
         pace = self._take_up(pace, call, found)
-    except distributed.NotHeard as error:
+    except ConnectionError as error:
       _LOG.warning(
           "Pacing stays as it is in this process (%s) until process 0 is heard of again: %s.",
           self.request, error)

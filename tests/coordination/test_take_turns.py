@@ -229,7 +229,7 @@ def test_any_state_and_moment_give_a_bounded_hold(numbers, floors, count, mode, 
   state = pacer.init(2)
   state = state._replace(
       quiet=jnp.float32(numbers[0]), loud=jnp.float32(numbers[1]), patience=jnp.float32(numbers[2]),
-      mode=jnp.int32(mode), floor=state.floor._replace(floor=jnp.asarray(floors, jnp.float32)))
+      mode=jnp.int32(mode), floor=jnp.asarray(floors, jnp.float32))
   moment = Moment(jnp.int32(count), jnp.int32(count % 7), *map(jnp.float32, numbers[3:4]),
                   jnp.int32(count), *map(jnp.float32, numbers[4:6]))
   asked, after = pacing.hold_back(pacer, moment, state, 0.05)

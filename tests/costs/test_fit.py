@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.costs.alpha_beta import KINDS, coefficients
-from jaxpace.costs.bench import HOST, HOSTS, PROCESS, Group, Timing, fit, levels, to_json
+from jaxpace.costs.bench import HOST, HOSTS, PROCESS, Group, fit, levels, to_json
 from jaxpace.costs.fabric_file import ALGORITHMS, quiet_seconds, read_fabric
 
 SIZES = [1 << n for n in range(10, 25, 2)]
@@ -18,8 +18,7 @@ SIZES = [1 << n for n in range(10, 25, 2)]
 def timings(kind, algorithm, ranks, alpha, beta, noise=0.0, seed=0):
   random = np.random.default_rng(seed)
   a, b = coefficients(kind, algorithm, ranks)
-  return [Timing(size,
-                 tuple((a * alpha + b * size * beta) * (1 + noise * random.exponential(size=9))))
+  return [(size, tuple((a * alpha + b * size * beta) * (1 + noise * random.exponential(size=9))))
           for size in SIZES]
 
 
@@ -36,7 +35,7 @@ def test_exact_timings_give_alpha_and_beta(kind, algorithm, ranks, alpha, beta):
 def test_one_odd_size_bends_neither(factor):
   """A size that is too quick has the most leverage on relative errors."""
   measured = timings("all_reduce", "ring", 8, 20e-6, 1e-9, noise=0.02)
-  measured[3] = Timing(measured[3].bytes, tuple(factor * s for s in measured[3].samples))
+  measured[3] = measured[3][0], tuple(factor * s for s in measured[3][1])
   found = fit("all_reduce", "ring", 8, measured)
   assert found.alpha.estimate == pytest.approx(20e-6, rel=0.06)
   assert found.beta.estimate == pytest.approx(1e-9, rel=0.06)
@@ -60,7 +59,7 @@ def test_intervals_hold_the_truth():
 @pytest.mark.parametrize("samples", [(0.0,), (1e-3,), (0.0, 1e-3, 2e-3)])
 def test_little_gives_no_nonsense(samples):
   for sizes in ([1024], SIZES):
-    cost = fit("all_reduce", "ring", 4, [Timing(size, samples) for size in sizes])
+    cost = fit("all_reduce", "ring", 4, [(size, samples) for size in sizes])
     for value in (*cost.alpha, *cost.beta):
       assert np.isfinite(value) and value >= 0
   with pytest.raises(ValueError, match="at least one"):

@@ -4,7 +4,7 @@ import hypothesis
 import hypothesis.strategies as st
 
 from jaxpace.hang import verdict
-from jaxpace.hang.heartbeat import Heartbeat, LastHeartbeat, Membership
+from jaxpace.hang.heartbeat import Heartbeat, LastHeartbeat, hear
 from tests.lib.said import numbers
 
 SILENCE = 1.2
@@ -101,18 +101,15 @@ def test_without_the_store_process_0_is_named_with_what_was_heard_of_it():
 
 
 def test_silence_is_counted_from_the_last_new_word_and_a_word_taken_back_means_left():
-  membership = Membership()
-  membership.update([heartbeat(0, 1, 0, number=1), heartbeat(1, 1, 0, number=1)], 10.0)
-  membership.update([heartbeat(0, 1, 0, number=2), heartbeat(1, 1, 0, number=1)], 11.0)
-  known = membership.last_heartbeats(12.0)
-  assert (known[0].silence, known[1].silence) == (1.0, 2.0) and not known[1].left
-  membership.update([heartbeat(0, 1, 0, number=3)], 13.0)
-  assert membership.last_heartbeats(13.0)[1].left
+  heard = hear({}, [heartbeat(0, 1, 0, number=1), heartbeat(1, 1, 0, number=1)], 10.0)
+  heard = hear(heard, [heartbeat(0, 1, 0, number=2), heartbeat(1, 1, 0, number=1)], 11.0)
+  assert [since for _, since, _ in heard.values()] == [11.0, 10.0] and not heard[1][2]
+  heard = hear(heard, [heartbeat(0, 1, 0, number=3)], 13.0)
+  assert heard[1][1:] == (10.0, True)
   # restarted
-  membership.update([heartbeat(0, 1, 0, number=3), heartbeat(1, 0, 0, number=1)._replace(pid=7)],
-                    14.0)
-  known = membership.last_heartbeats(14.0)
-  assert not known[1].left and known[1].silence == 0.0
+  again = heartbeat(1, 0, 0, number=1)._replace(pid=7)
+  heard = hear(heard, [heartbeat(0, 1, 0, number=3), again], 14.0)
+  assert heard[1] == (again, 14.0, False)
 
 
 @hypothesis.given(st.integers(0, 9999), st.integers(0), st.text(max_size=50), st.floats(0, 1e9),

@@ -22,10 +22,10 @@ from jaxpace.hosts.distributed.joining import (
     initialize,
     place_from_environment,
 )
-from jaxpace.hosts.distributed.rounds import NEVER, NotHeard, Round, Rounds
+from jaxpace.hosts.distributed.rounds import NEVER, Round, Rounds
 
 __all__ = [
-  "NEVER", "NotHeard", "Place", "Round", "Rounds", "asks_for_preemption", "barrier",
+  "NEVER", "Place", "Round", "Rounds", "asks_for_preemption", "barrier",
   "coordinator_port", "end_when_failed", "initialize", "key_value_delete", "key_value_directory",
   "key_value_get", "key_value_set", "place_from_environment", "process_count", "process_index",
   "share_string",

@@ -50,11 +50,6 @@ class Round(NamedTuple):
   again: bool  # whether nothing was heard of process 0 for a time
 
 
-class NotHeard(Exception):
-  """What applies from a turn on did not come in time, or can't come. Raised once, until process 0
-  is heard of again."""
-
-
 class Rounds:
   """Each round's beginning is known before: process 0 says, half a round before, what applies and
   how long. The first round begins at turn 0.
@@ -96,8 +91,9 @@ class Rounds:
     at every turn.
 
     Raises:
-      NotHeard: there should be one. What applied before still does; further calls look for it and
-        don't wait.
+      ConnectionError: there should be one, and it did not come in time, or can't come. Raised once,
+        until process 0 is heard of again: what applied before still does; further calls look for
+        it and don't wait.
     """
     try:
       if turn >= self._ask_at:
@@ -203,6 +199,6 @@ class Rounds:
       if self._late:
         return None
       self._late = True
-      raise NotHeard(str(error)) from error
+      raise ConnectionError(str(error)) from error
     self.number, self._begins, self._ask_at, self._late = number + 1, until, ask_at, until <= turn
     return found
