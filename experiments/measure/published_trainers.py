@@ -158,7 +158,7 @@ def _found(folder: pathlib.Path) -> dict[str, Any]:
   said = [line for line in (folder / "output0.txt").read_text(errors="replace").splitlines()
           if line.startswith("jaxpace: ")]
   step, run = settings.get("step"), folder / "run"
-  programs = (ring_file.read_plan(run, 0).plan.programs if ring_file.path_of(run, 0).exists()
+  programs = (ring_file.read_plan(run, 0)[-1].programs if ring_file.path_of(run, 0).exists()
               else ())
   taken = (step or {}).get("programs", [])
   return {"step": step, "printed": said,

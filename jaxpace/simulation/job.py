@@ -125,11 +125,13 @@ class Mechanics(NamedTuple):
   """(state, draft, enter [R, S], exit [S]) -> the state after the step, and what happened in it."""
 
 
-Simulation = tuple[Callable[[jax.Array, Job], JobState],
-                   Callable[[jax.Array, Job, JobState, int], tuple[JobState, Steps]]]
-"""A job ready to run, by two pure functions, for `jax.jit` and `jax.vmap`: (key, job) -> the state
-before the first step; (key, job, state, steps) -> the state after, and what happened. `steps` is
-static."""
+class Simulation(NamedTuple):
+  """A job ready to run: both functions are pure, for `jax.jit` and `jax.vmap`."""
+
+  init: Callable[[jax.Array, Job], JobState]
+  """(key, job) -> the state before the first step."""
+  run: Callable[[jax.Array, Job, JobState, int], tuple[JobState, Steps]]
+  """(key, job, state, steps) -> the state after, and what happened. `steps` is static."""
 
 
 def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1,
@@ -161,7 +163,7 @@ def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1,
   def run(key: jax.Array, job: Job, state: JobState, steps: int) -> tuple[JobState, Steps]:
     return jax.lax.scan(lambda carry, _: step(key, job, carry), state, length=steps)
 
-  return parts.init, run
+  return Simulation(parts.init, run)
 
 
 def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: float,
