@@ -40,17 +40,9 @@ class Folder:
   folders."""
 
   def __init__(self, path: str | os.PathLike[str], *inside: str):
-    """Opens a folder.
-
-    Args:
-      path: a folder that the user named: it must be there, and may be a link.
-      inside: names of folders one inside the other, from `path` on, made where they are missing.
-        None of them may be a link.
-
-    Raises:
-      ForeignFileError: one of `inside` is a link, which may lead anywhere.
-      OSError: `path` is missing, or a folder can't be opened or made.
-    """
+    """Opens a folder that the user named, which must be there and may be a link; and those inside,
+    one in the other, which are made where they are missing: ForeignFileError, if one of these is a
+    link, which may lead anywhere."""
     self.path = pathlib.Path(path)
     """Where it was when it was opened."""
     self._closing: weakref.finalize | None = None
@@ -86,16 +78,9 @@ class Folder:
   @contextlib.contextmanager
   def replacing(self, name: str, *, fsync: bool = False) -> Iterator[BinaryIO]:
     """Gives the body a new file to write to, which then takes the place of `name`; after an error
-    nothing is left.
-
-    Args:
-      name: the file to make or replace. A link there is replaced, not followed. What a crash
-        leaves is named `.<name>.<random>.tmp`.
-      fsync: whether the data must have reached the disk before the file gets its name: that guards
-        against a crash of the machine, and is not needed against one of the process.
-
-    Raises:
-      OSError: it can't be written.
+    nothing is left. A link there is replaced, not followed. What a crash leaves is named
+    `.<name>.<random>.tmp`. With `fsync` the data have reached the disk before the file gets its
+    name: that guards against a crash of the machine, and is not needed against one of the process.
     """
     file, written = self._new(name)
     try:
@@ -125,22 +110,11 @@ class Folder:
     return owner
 
   def open_own(self, name: str, flags: int, *, create: bool = True) -> int:
-    """Opens a file that stays where it is, to write to it in place: a lock, a note that grows.
+    """Opens a file that stays where it is, to write to it in place: a lock, a note that grows;
+    makes it where it is missing, if asked to. Returns a descriptor, which is the caller's to close.
 
     What stands there and is no regular file with one name (a link, a pipe) is taken away, the name
-    alone, and a new file made.
-
-    Args:
-      name: the file.
-      flags: such as `os.O_WRONLY | os.O_APPEND`.
-      create: whether to make it where it is missing.
-
-    Returns:
-      A descriptor, which is the caller's to close.
-
-    Raises:
-      ForeignFileError: it is somebody else's, or can't be taken away.
-      OSError: it can't be opened.
+    alone, and a new file made. ForeignFileError, if it is somebody else's, or can't be taken away.
     """
     path = self.path / name
     for _ in range(_TRIES):

@@ -105,18 +105,10 @@ class Document(NamedTuple):
 
 def read_document(path: str | os.PathLike[str], schema: type[msgspec.Struct],
                   most: int = LARGEST) -> Document:
-  """Reads a file that should hold one JSON object.
-
-  Args:
-    path: the file.
-    schema: what the values of known keys must be; every key of it may be absent.
-    most: bytes that the file may have.
-
-  Raises:
-    UnreadableError: it is no regular file, too large, no JSON object, or nested too deeply; the
-      message is the end of a sentence that begins with the file's name.
-    OSError: there is no such file, or it can't be opened.
-  """
+  """Reads a file that should hold one JSON object, of at most so many bytes, whose known keys are
+  as its schema says; every key may be absent. Raises UnreadableError where it is no regular file,
+  too large, no JSON object, or nested too deeply: the end of a sentence that begins with the file's
+  name."""
   return check(parse(read_bytes(path, most)), schema)
 
 

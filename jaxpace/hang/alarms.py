@@ -159,17 +159,10 @@ class EventFile:
 
 
 def read_events(directory: str | os.PathLike[str], run: str | None = None) -> list[dict[str, Any]]:
-  """Reads what all watchdogs of a run have found, in the order of their hosts' wall clocks.
-
-  Args:
-    directory: run directory.
-    run: id of the run; events of others are left out. None: all.
-
-  Returns:
-    Events: dicts with "event" ("late" or "resumed"), "when_unix_ns", "process" and what `Late`
-    holds, or the "seconds" that it took. Lines that can't be read are left out, and so are values
-    that are not what a watchdog writes. Of very many the newest count.
-  """
+  """Reads what all watchdogs of a run, or of any, have found, in the order of their hosts' wall
+  clocks: dicts with "event" ("late" or "resumed"), "when_unix_ns", "process" and what `Late` holds,
+  or the "seconds" that it took. Lines that can't be read are left out, and so are values that are
+  not what a watchdog writes. Of very many the newest count."""
   found = []
   folder = pathlib.Path(directory) / FOLDER
   for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:

@@ -33,16 +33,12 @@ _LONG, _GLANCE = 3.0, 0.1
 
 
 def read_flight(directory: str | os.PathLike[str], *, own: Flight | None = None) -> Flight | None:
-  """Reads the rings of a run.
+  """Reads the rings of a run that goes on, has ended or was killed; not those of processes of whose
+  ranks more is known than by their files, `own`.
 
-  Args:
-    directory: run directory, of a job that runs, has ended or was killed.
-    own: what is known of ranks better than by their files; their processes' rings are not read.
-
-  Returns:
-    Where its ranks are; None where no process has a ring here, as in a run that was never observed,
-    or all have closed their recordings without an error. Where ranks have waited for seconds, it
-    takes up to `WATCHED_SECONDS` to see who still writes.
+  Returns where its ranks are; None where no process has a ring here, as in a run that was never
+  observed, or all have closed their recordings without an error. Where ranks have waited for
+  seconds, it takes up to `WATCHED_SECONDS` to see who still writes.
   """
   directory = pathlib.Path(directory)
   rings = _rings(directory)

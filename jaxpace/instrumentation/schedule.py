@@ -112,17 +112,11 @@ def buckets(program: Program) -> list[tuple[int, ...]]:
 
 
 def stages(program: Program, most_segments: int) -> list[Stage]:
-  """Orders the program: one stage for each bucket of collectives, and a last one.
-
-  Args:
-    most_segments: if the whole program has more segments than this (an unrolled accumulation loop,
-      say), those of each stage that has several are merged into one of phase "compute"; a stage of
-      one segment keeps its phase.
-
-  Returns:
-    Stages in order of time, without timestamps; evaluating their segments' equations and their
-    buckets in that order is a valid order.
-  """
+  """Orders the program: one stage for each bucket of collectives, and a last one, in order of time,
+  without timestamps; evaluating their segments' equations and their buckets in that order is a
+  valid order. If the whole program has more segments than `most_segments` (an unrolled accumulation
+  loop, say), those of each stage that has several are merged into one of phase "compute"; a stage
+  of one segment keeps its phase."""
   ordered = buckets(program)
   bucket_of = {index: b for b, bucket in enumerate(ordered) for index in bucket}
   feeding = program.behind(bucket_of)

@@ -36,17 +36,10 @@ class Script:
 
 def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: bool,
                  phases_apart: bool = True) -> Script:
-  """Decides where the timestamps go.
-
-  Args:
-    slots: most buckets of collectives that get timestamps; the smallest are left out.
-    delayed: whether a pacer may ask for a delay, so that the step's beginning has a `delay` mark.
-    phases_apart: whether there are timestamps between the phases, too, and not at the collectives
-      alone.
-
-  Returns:
-    The script. Evaluating it gives the outputs of the program, bit for bit.
-  """
+  """Decides where the timestamps go; evaluating the script gives the outputs of the program, bit
+  for bit. Of more buckets of collectives than slots the smallest get no timestamps; the step's
+  beginning has a `delay` mark if a pacer may ask for one; and there are timestamps between the
+  phases, too, if these are apart."""
   bare = schedule.stages(program, most_segments=MAX_PHASE_TIMESTAMPS if phases_apart else 0)
   writer = _Writer(program, bare, slots)
   stages = [writer.stage(number, delayed) for number in range(len(bare))]

@@ -123,16 +123,10 @@ def ends() -> list[Any]:
 
 def measure(here: _Ends, size: int, repeats: int, seconds: float,
             progress: Callable[[int, int], None] | None = None) -> np.ndarray:
-  """Times every ordered pair. Every process of the job calls it, at the same point between steps.
-
-  Args:
-    size: bytes of a message.
-    repeats: messages per pair, after a first that does not count.
-    seconds: no round begins later than this; all processes decide it alike.
-
-  Returns:
-    [2, n, n] float64 s from row to column, the quickest and the median; NaN where not measured.
-  """
+  """Times every ordered pair by `repeats` messages of `size` bytes, after a first that does not
+  count; no round begins later than `seconds`, which all processes decide alike. Every process of
+  the job calls it, at the same point between steps. Returns [2, n, n] float64 s from row to column,
+  the quickest and the median; NaN where not measured."""
   n = here.count
   payload = here.spread(np.ones((max(1, math.ceil(size / 4)),), np.float32))
   plan = rounds(n, at_once=len(here.own) == 1)

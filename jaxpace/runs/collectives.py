@@ -120,13 +120,11 @@ def _read_names(table: TableFiles | Rows, wanted: set[int]) -> dict[int, tuple[s
 
 def name_collectives(info: dict[str, Any], cells: Cells, table: TableFiles | Rows,
                      by_exit: bool = False) -> tuple[CollectiveTimes, ...]:
-  """Collectives in the order in which a step goes through them.
+  """Collectives in the order in which a step goes through them, that of their entries or of their
+  exits; name and bytes from the table where the plan does not say them.
 
-  Args:
-    table: where these come from, with name and bytes of slots of which the plan does not say them.
-    by_exit: whether the order is that of their exits, not of their entries. Of an observed step one
-      may stay open while the device computes and goes through others: it is waited for after these,
-      and only that time of it is exposed.
+  Of an observed step a collective may stay open while the device computes and goes through others:
+  it is waited for after these, and only that time of it is exposed.
   """
   planned = _planned(info)
   slots = cells.slots.numbers.tolist()

@@ -215,15 +215,9 @@ class Cells:
 
   def __init__(self, ranks: int | np.ndarray, steps: Axis, slots: Sequence[int] = (0,), *,
                times: Iterable[str] = (), values: Iterable[str] = ()):
-    """Makes empty cells; rows of other ranks, steps and slots will be left out.
-
-    Args:
-      ranks: R, or the R numbers, rising.
-      steps: K.
-      slots: S numbers, rising. A table without slots has one, 0.
-      times: names of columns that are kept in ns.
-      values: names of those that become seconds, or numbers as they are.
-    """
+    """Makes empty cells of R ranks, or the R ranks that are given, K steps and S slots, rising;
+    rows of others will be left out. A table without slots has one, 0. Columns in `times` are kept
+    in ns, those in `values` become seconds, or numbers as they are."""
     self.slots, self.steps = Axis(np.array(slots, np.int64)), steps
     self._ranks = Axis(np.arange(ranks) if isinstance(ranks, int) else ranks)
     self.attempt = np.full((self.slots.size, self._ranks.size, steps.size), -1, np.int16)

@@ -163,17 +163,12 @@ def _room_for_collectives(table: Table, ranks: int, axis: Axis) -> Cells:
 
 def _read_few(table: Table, axis: Axis, attempt: np.ndarray, process_of_rank: np.ndarray
               ) -> tuple[dict[str, np.ndarray], HostCauses]:
-  """Reads what few ranks' rows tell, as far as they belong to the attempts that count: a pacer's
-  own columns are many, the report needs few, and all ranks of a process have its causes.
+  """Reads what few ranks' rows tell, as far as they belong to the newest attempts, [R, K]: a
+  pacer's own columns are many, the report needs few, and all ranks of a process have its causes.
 
-  Args:
-    attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
-    process_of_rank: [R] int32, -1 where no row says.
-
-  Returns:
-    [K] float32 by column of a guard and of shared work, NaN where null, of the lowest rank that
-    recorded anything, nothing if neither ran; and what the host did in each step, of each process's
-    lowest rank.
+  Returns [K] float32 by column of a guard and of shared work, NaN where null, of the lowest rank
+  that recorded anything, nothing if neither ran; and what the host did in each step, of each
+  process's lowest rank.
   """
   present = table.columns
   guard = [f"decision_{name}" for name in (*GUARD, *WORK) if f"decision_{name}" in present]

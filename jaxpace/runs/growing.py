@@ -38,17 +38,9 @@ class PartFollower:
     if it found none."""
 
   def poll(self, columns: Sequence[str], steps: int) -> Iterator[Columns]:
-    """Yields the rows that are new, oldest first in each process, at most a row group at a time.
-
-    Rows that a merge carried over may come a second time.
-
-    Args:
-      columns: names wanted; those that a part lacks are absent.
-      steps: of what has piled up, only the newest so many step numbers of each process are wanted.
-
-    Raises:
-      PermissionError: the folder or a part can't be read.
-    """
+    """Yields those columns of the rows that are new, oldest first in each process, at most a row
+    group at a time; of what has piled up, only the newest `steps` step numbers of each process are
+    wanted. Rows that a merge carried over may come a second time."""
     self.newest_unix = None
     parts, others = table_reader.list_parts(self._folder)
     self.unnamed = table_reader.others_left_out(self._table, others) if others else ""
@@ -179,18 +171,12 @@ class Window:
     return self._last[:self.ranks]
 
   def add(self, data: Columns, now: float, leads: bool = True) -> bool:
-    """Takes rows of the table `collectives` or `steps` in.
+    """Takes rows of the table `collectives` or `steps` in; says whether any counted. Those of
+    `steps` say how far a rank is, `leads`, only where no collectives are recorded.
 
     Those of observed steps hold the time in all collectives together and the last exit: that is
     taken for one collective, which ranks enter when they have been busy for as long as they were in
     the whole step.
-
-    Args:
-      leads: whether they say how far a rank is: those of `steps` only where no collectives are
-        recorded.
-
-    Returns:
-      Whether any row counted.
     """
     rows = self._admit(data, now, leads)
     if rows is None:

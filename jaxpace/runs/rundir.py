@@ -98,19 +98,13 @@ def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
 
 
 def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentity:
-  """Makes the directory ready for a run, and gives the run its id. For process 0 only.
+  """Makes the directory ready for a run, and gives the run its id. For process 0 only. With
+  `resume` it goes on with the run that is there, as its next attempt; not with one whose id is none
+  that files can be named after. Raises ForeignFileError where there is a `run.json` of no recorded
+  run.
 
   The files of an earlier run are moved to `.previous/<its id>/`, never deleted; foreign files are
   not touched.
-
-  Args:
-    directory: run directory; made if it is missing.
-    resume: whether to go on with the run that is there, as its next attempt; not with one whose id
-      is none that files can be named after.
-
-  Raises:
-    ForeignFileError: there is a `run.json`, but not one of a recorded run.
-    UserError, OSError: the directory can't be made or written.
   """
   earlier = prepare(directory)
   if earlier is not None and resume and _NAMES_FILES.fullmatch(earlier["run"]):

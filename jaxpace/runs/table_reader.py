@@ -80,13 +80,9 @@ class TableFiles:
 
   def tables(self, columns: Sequence[str], keep: tuple[int, int] | None = None
              ) -> Iterator[pa.Table]:
-    """Yields the rows as they are, at most a row group at a time.
-
-    Args:
-      columns: names wanted; of those that a part lacks its tables have what
-        `columns.ABSENT` says, and not the others.
-      keep: lowest and highest step wanted; row groups wholly outside are not read.
-    """
+    """Yields those columns of the rows as they are, at most a row group at a time; of those that a
+    part lacks its tables have what `columns.ABSENT` says, and not the others. Row groups wholly
+    outside of the steps `keep`, the lowest and the highest, are not read."""
     for file in self._files:
       yield from self._read_file(file, columns, keep)
 

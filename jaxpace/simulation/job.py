@@ -279,19 +279,12 @@ together."""
 
 
 def vmap_ranks(pacer: Pacer, ranks: int, slots: int) -> Pacer:
-  """Makes a pacer of R ranks out of a rank's.
+  """Makes a pacer of R ranks out of a rank's, of a step with so many collectives; ValueError, if it
+  doesn't return what a pacer must.
 
   Leaves of its state that differ between ranks have a leading axis [R], the others are of all
   ranks. It takes an observation whose `OWN` fields are [R, ...], and gives a delay [R] and columns
   [R].
-
-  Args:
-    pacer: of one rank.
-    ranks: R.
-    slots: collectives of a step, the length of the observation's waits.
-
-  Raises:
-    ValueError: the pacer doesn't return what a pacer must.
   """
   state = jax.tree.map(jnp.asarray, pacer.init(ranks))
   seen = Observation(step=jnp.int32(0), rank=jnp.int32(0),

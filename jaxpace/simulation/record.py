@@ -108,17 +108,11 @@ class RunWriter:
 
   def __init__(self, directory: str | pathlib.Path, job: JobSettings, scenario: Scenario,
                config: Mapping[str, Any]):
-    """Makes the run directory.
+    """Makes the run directory, of a job of a scenario that were read from `config`;
+    ForeignFileError, if it holds something else's run.json.
 
     A simulated run of the same config and seed gets the same id, so the same bytes. What another
     run left in the directory is moved to `.previous`, as a live recorder does.
-
-    Args:
-      config: what both were read from.
-
-    Raises:
-      ForeignFileError: the directory holds something else's run.json.
-      OSError: it can't be written.
     """
     self._path, self._job = pathlib.Path(directory), job
     plain = json.dumps(config, default=list)

@@ -253,17 +253,10 @@ NOT_OF_HOLDS = (
 
 def summarise(replayed: Replayed, counted: np.ndarray, as_recorded: bool = False
               ) -> dict[str, Any] | None:
-  """Adds a replay up over the steps whose every rank is known, without the warm-up.
-
-  Args:
-    counted: [K] bool, the steps that count, as far as they are known.
-    as_recorded: whether the pacer was shown what was observed, so that its answers can be compared
-      with those recorded.
-
-  Returns:
-    Figures of the document of `jaxpace replay --json`: seconds, and shares of one; None where no
-    step counts.
-  """
+  """Adds a replay up over the steps whose every rank is known and that are counted, [K] bool,
+  without the warm-up; where the pacer was shown what was observed, its answers are compared with
+  those recorded. Returns figures of the document of `jaxpace replay --json`: seconds, and shares of
+  one; None where no step counts."""
   mask = counted & replayed.known
   steps = int(mask.sum())
   if not steps:

@@ -26,17 +26,12 @@ from jaxpace.simulation.sharing import Stretch
 
 def survive(step_times: np.ndarray, failures: Failures, seed: int
             ) -> tuple[dict[str, float], np.ndarray]:
-  """Plays a run's steps with failures.
+  """Plays a run's steps, [K] s, with failures. A segment that is tried again takes as long as the
+  first time: the steps are the same.
 
-  A segment that is tried again takes as long as the first time: the steps are the same.
-
-  Args:
-    step_times: [K] s.
-
-  Returns:
-    Seconds that the run takes, `elapsed`, and what of it are steps that lasted, checkpoints that
-    were completed, what failures threw away of both, and restarts; and the number of failures. And
-    [G] s that each segment took until it was done.
+  Returns seconds that the run takes, `elapsed`, and what of it are steps that lasted, checkpoints
+  that were completed, what failures threw away of both, and restarts; and the number of failures.
+  And [G] s that each segment took until it was done.
   """
   steps = np.asarray(step_times, np.float64)
   begins = np.arange(0, len(steps), failures.every)

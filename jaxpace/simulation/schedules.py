@@ -153,18 +153,12 @@ def rounds(algorithm: str, ranks: Sequence[int], size: float, per_node: int) -> 
 
 
 def load(schedule: Sequence[MessageRound], fabric: Fabric) -> Load:
-  """Plays the rounds on a fabric that carries nothing else.
+  """Plays the rounds, one after the other, on a fabric that carries nothing else: how long they
+  take and what they use. Links without a limit count as unused.
 
   Rounds that are repeated or pipelined begin and end for all ranks together, others don't: see
   `jaxpace.simulation.sharing`. Where that has too many instants of its own they, too, end for all
   ranks together.
-
-  Args:
-    schedule: rounds, one after the other.
-    fabric: what they run on.
-
-  Returns:
-    How long they take and what they use. Links without a limit count as unused.
   """
   capacities = fabric.capacities()
   busy = np.zeros(fabric.ranks)

@@ -76,16 +76,9 @@ _JOB = {*_TIMES, "nodes", "gradient_bytes", "buckets", "algorithm", "overlap", "
 
 
 def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scenario:
-  """Reads and checks a config; `configs/simulate.py` shows every field.
-
-  Args:
-    config: nested dicts of numbers, strings and lists.
-    make_pacer: makes a pacer of its expression; raises a ValueError that says what is wrong with
-      it.
-
-  Raises:
-    SettingsError: a field is unknown, missing or out of range.
-  """
+  """Reads and checks a config, nested dicts of numbers, strings and lists; `configs/simulate.py`
+  shows every field. `make_pacer` makes a pacer of its expression, or raises a ValueError that says
+  what is wrong with it. Raises SettingsError where a field is unknown, missing or out of range."""
   known("", config, _TOP)
   steps = whole("steps", config.get("steps", 1000), 2, MAX_STEPS)
   fabric = _fabric(section("fabric", config.get("fabric", {})))

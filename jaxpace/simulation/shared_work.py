@@ -117,19 +117,11 @@ CANNOT_KNOW = (
 
 def replay_balancer(run: Run, balancer: Balancer, ranks: np.ndarray, counted: np.ndarray
                     ) -> dict[str, Any] | None:
-  """Plays a run with even counts again, its work shared out by a balancer.
-
-  Args:
-    ranks: the recorded ranks along one data axis, by their index along it.
-    counted: [K] bool, the steps that count.
-
-  Returns:
-    Figures of the document of `jaxpace replay --balancer --json`: seconds; None where no step
-    counts.
-
-  Raises:
-    RunError: counts were uneven in a step when it was recorded, or no collective was timestamped.
-  """
+  """Plays the counted steps of a run with even counts, [K] bool, again, its work shared out by a
+  balancer among the recorded ranks along one data axis, by their index along it. Returns figures of
+  the document of `jaxpace replay --balancer --json`: seconds; None where no step counts. Raises
+  RunError where counts were uneven in a step when it was recorded, or no collective was
+  timestamped."""
   run = timestamped_alone(run)
   if not run.collectives:
     raise RunError(
