@@ -3,6 +3,7 @@ carried in its state as arrays, without compiling the step again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -67,10 +68,11 @@ def chosen(knob: jax.Array, made: np.float32) -> jax.Array:
   return jnp.where(jnp.isnan(knob), made, knob)
 
 
-def turned(state: Any, to: Knobs) -> Any:
-  """A pacer's or a balancer's state with all its knobs at `to`."""
-  return jax.tree.map(lambda node: to if isinstance(node, Knobs) else node, state,
-                      is_leaf=lambda node: isinstance(node, Knobs))
+def turned(state: Any, kind: type, to: Callable[[Any], Any]) -> Any:
+  """A pacer's or a balancer's state with all its nodes of a kind, knobs or steering, at `to(node)`.
+  """
+  return jax.tree.map(lambda node: to(node) if isinstance(node, kind) else node, state,
+                      is_leaf=lambda node: isinstance(node, kind))
 
 
 class Steering(NamedTuple):
@@ -146,7 +148,8 @@ def steerable(pacer: Pacer) -> Pacer:
     steering = state.steering
     step = observation.step + np.int32(1)  # the decision is for the next
     now = _allows(steering, step)
-    inner = turned(state.inner, Knobs(steering.threshold, steering.max_delay))
+    to = Knobs(steering.threshold, steering.max_delay)
+    inner = turned(state.inner, Knobs, lambda _: to)
     decision, inner = pacer.update(observation, inner)
     mine = jnp.any(steering.ranks
                    & (np.arange(steering.ranks.shape[0], dtype=np.int32) == observation.rank))

@@ -103,8 +103,6 @@ def _timed(loop: Any, vector: jax.Array) -> Callable[[int], float]:
   return seconds
 
 
-
-
 def _agreed(seconds: float) -> float:
   """The longest that any process saw: all must make as many turns."""
   if jax.process_count() == 1:

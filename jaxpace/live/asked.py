@@ -104,7 +104,7 @@ class AskedBalancer:
                counts: jax.Array, state: Any, threshold: jax.Array
                ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
     unknown, none = jnp.float32(NAN), jnp.full((1,), NAN)
-    state = knobs.turned(state, knobs.Knobs(threshold, unknown))
+    state = knobs.turned(state, knobs.Knobs, lambda _: knobs.Knobs(threshold, unknown))
 
     def one(carried: Any, seen: Any) -> tuple[Any, None]:
       step, times, took, ran = seen

@@ -30,7 +30,7 @@ class BusyTimes:
 
   def __init__(self, step: ObservedFunction, devices: Sequence[jax.Device]):
     """Begins with what is written from now on; `devices` are this process's that run the step."""
-    self._step, self._collector = step, Collector()
+    self.step, self._collector = step, Collector()
     lane_of = {device: buffer for buffer, device in enumerate(self._collector.devices)}
     self._buffers = [lane_of[device.id] for device in devices]
     self._numbers = [CallNumbers({number: host_ring.executions(buffer, number)
@@ -38,10 +38,6 @@ class BusyTimes:
     self._busy: list[dict[int, tuple[float, float]]] = [{} for _ in devices]
     self._latest = [-1] * len(self._buffers)
     self._patience = _PATIENCE
-
-  def reads(self, step: ObservedFunction) -> bool:
-    """Whether it is this step's calls that it knows of."""
-    return self._step is step
 
   def of(self, calls: Sequence[int | None]) -> np.ndarray:
     """Returns how long each device was busy in these calls, rising, None for one that nothing is
@@ -76,11 +72,11 @@ class BusyTimes:
       self._read()
 
   def _read(self) -> None:
-    self._collector.collect(lambda: self._step.runs)
-    programs = {each.number: each for each in (self._step.plan.programs if self._step.plan else ())}
+    self._collector.collect(lambda: self.step.runs)
+    programs = {each.number: each for each in (self.step.plan.programs if self.step.plan else ())}
     for place, (buffer, numbers) in enumerate(zip(self._buffers, self._numbers, strict=True)):
       ended = []
-      for number in self._step.runs:
+      for number in self.step.runs:
         ran = self._collector.take(buffer, number)
         busy = busy_seconds(ran, programs[number].collectives)
         ended += [(int(start), number, int(at), (float(seconds), 1e-9 * float(end - start)))

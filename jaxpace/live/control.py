@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import jax
 import numpy as np
 
-from jaxpace.coordination.knobs import Steering
+from jaxpace.coordination.knobs import Steering, turned
 from jaxpace.core import fields, own_context
 from jaxpace.core.pace import PaceState, change_pacer_state
 from jaxpace.core.packing import Packed
@@ -63,34 +63,24 @@ def apply(pace: PaceState, request: ControlRequest) -> PaceState:
   mask = np.ones(ranks, bool)
   if request.ranks is not None:
     mask = np.isin(np.arange(ranks), request.ranks)
-  values: dict[str, Any] = {
-      "enabled": request.enabled,
-      "max_delay": unknown if request.max_delay is None else request.max_delay,
-      "threshold": unknown if request.threshold is None else request.threshold, "ranks": mask,
-      "from_step": request.from_step,
-      "until_step": MAX_STEP if request.until_step is None else request.until_step}
+  to = Steering._make((
+      request.enabled, unknown if request.max_delay is None else request.max_delay,
+      unknown if request.threshold is None else request.threshold, mask, request.from_step,
+      MAX_STEP if request.until_step is None else request.until_step))
 
-  def put(node: Any) -> Any:
-    if not isinstance(node, Steering):
-      return node
-    return Steering(**{name: _like(getattr(node, name), value) for name, value in values.items()})
-
-  def change(state: Any) -> Any:
-    return jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Steering))
+  def put(node: Steering) -> Steering:
+    return Steering._make(np.broadcast_to(np.asarray(value, leaf.dtype), leaf.shape)
+                          for leaf, value in zip(node, to, strict=True))
 
   assert isinstance(pace.pacer, Packed)
-  return pace._replace(pacer=change_pacer_state(pace.pacer, change))
+  return pace._replace(pacer=change_pacer_state(
+      pace.pacer, lambda state: turned(state, Steering, put)))
 
 
 def _steered(packed: Packed) -> bool:
   state = jax.tree.unflatten(packed.layout.structure, packed.layout.shapes)
   return any(isinstance(node, Steering)
              for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Steering)))
-
-
-def _like(leaf: Any, value: Any) -> Any:
-  """Makes an array like `leaf` with `value` on every rank."""
-  return np.broadcast_to(np.asarray(value, leaf.dtype), leaf.shape)
 
 
 _LOG = logging.getLogger("jaxpace")

@@ -42,9 +42,10 @@ class Gathered:
     """Compiles the program; `numbers` are those of each device."""
     # A mesh of its own: the step's may have axes that are explicit.
     self._mesh = Mesh(mesh.devices.reshape(-1), ("devices",), axis_types=(AxisType.Auto,))
-    self._own = [device for device in self._mesh.devices
-                 if device.process_index == jax.process_index()]
-    self._alone = len(self._own) == self._mesh.size
+    self.own = [device for device in self._mesh.devices
+                if device.process_index == jax.process_index()]
+    """This process's devices, in the order of their rows."""
+    self._alone = len(self.own) == self._mesh.size
     self._split = NamedSharding(self._mesh, PartitionSpec("devices"))
     self._sent: Any = None
     self._processes = [device.process_index for device in self._mesh.devices]
@@ -59,11 +60,6 @@ class Gathered:
         self._program = jax.jit(jnp.copy, out_shardings=NamedSharding(
             self._mesh, PartitionSpec())).lower(shape).compile()
 
-  @property
-  def own(self) -> list[jax.Device]:
-    """This process's devices, in the order of their rows."""
-    return self._own
-
   def send(self, rows: np.ndarray) -> None:
     """Begins to gather; every process of the mesh calls it. [own devices, n] float32."""
     if self._alone:
@@ -71,7 +67,7 @@ class Gathered:
       return
     with own_context.on(self._mesh):
       parts = [jax.device_put(row[None], device)
-               for row, device in zip(rows, self._own, strict=True)]
+               for row, device in zip(rows, self.own, strict=True)]
       whole = jax.make_array_from_single_device_arrays(
           (self._mesh.size, rows.shape[1]), self._split, parts)
       self._sent = self._program(whole)

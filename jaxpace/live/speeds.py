@@ -184,7 +184,7 @@ class SharedCounts:
     """What comes with a call of the step, just before it: the exchange, if it is due."""
     number, counts, decisions, _ = self._ahead.popleft()
     step.decide(decisions)
-    if self._busy is None or not self._busy.reads(step):
+    if self._busy is None or self._busy.step is not step:
       self._busy = BusyTimes(step, self._gathered.own)
       self._recent.clear()
     place, here = self._called, threading.get_ident()
