@@ -136,20 +136,11 @@ def layout(buffers: int, capacity: int | None = None) -> RingLayout:
   return RingLayout(buffers, capacity, events, events + buffers * capacity * EVENT.itemsize)
 
 
-class Views(NamedTuple):
-  """A ring's memory as arrays that share it."""
-
-  # [] HEADER
-  header: np.ndarray[Any, Any]
-  # [buffers] BUFFER
-  blocks: np.ndarray[Any, Any]
-  # [buffers, capacity] EVENT
-  events: np.ndarray[Any, Any]
-
-
-def views(memory: Any, where: RingLayout) -> Views:
-  """Views a buffer of `where.size` bytes as a ring."""
+def views(memory: Any, where: RingLayout
+          ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+  """Views a buffer of `where.size` bytes as a ring, by arrays that share it: [] HEADER, [buffers]
+  BUFFER, and [buffers, capacity] EVENT."""
   count = where.buffers * where.capacity
-  return Views(np.frombuffer(memory, HEADER, 1)[0:1].reshape(()),
-               np.frombuffer(memory, BUFFER, where.buffers, PAGE),
-               np.frombuffer(memory, EVENT, count, where.events).reshape(where.buffers, -1))
+  return (np.frombuffer(memory, HEADER, 1)[0:1].reshape(()),
+          np.frombuffer(memory, BUFFER, where.buffers, PAGE),
+          np.frombuffer(memory, EVENT, count, where.events).reshape(where.buffers, -1))

@@ -124,11 +124,10 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
   if capacity > _MOST_CAPACITY or where.size > _MOST:
     raise UnreadableError(
         f"says that it has {buffers} device buffers of {capacity} events, more than any ring")
-  views = ring_layout.views(data.ljust(where.size, b"\0"), where)
+  _, blocks, events = ring_layout.views(data.ljust(where.size, b"\0"), where)
   return RingFile(
       label["run"].decode("utf-8", "replace"), int(label["attempt"]), bool(label["closed"]),
-      int(label["alive_ns"]), np.array(views.blocks["rank"]), np.array(views.blocks["head"]),
-      views.events)
+      int(label["alive_ns"]), np.array(blocks["rank"]), np.array(blocks["head"]), events)
 
 
 LARGEST = 64 << 20

@@ -59,11 +59,9 @@ class Replayed(NamedTuple):
   readings: np.ndarray
 
 
-class _Carry(NamedTuple):
-  states: Any  # the pacer's, every leaf [R, ...]
-  delay: Any  # [R] float32 s, asked for the step to come
-  step_time: Any  # [R] float32 s, of the step before
-  transfers: Any  # [R, S] float32 s, own estimates in the step before
+_Carry = tuple[Any, Any, Any, Any]
+"""The pacer's states, every leaf [R, ...]; [R] float32 s, asked for the step to come; [R] float32
+s, own step time, and [R, S] float32 s, own estimates of transfers, of the step before."""
 
 
 def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None = None,
@@ -115,8 +113,8 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   ask = observed.asker(pacer, sorted(may), slots, max_hold) if asks else None
   states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
                         pacer.init(count))
-  carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN),
-                 jnp.full((count, slots), _NAN))
+  carry = (states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN),
+           jnp.full((count, slots), _NAN))
   over = timestamped & pacing.over_before(_carrier(run), slots)
   play = jax.jit(_player(pacer, count, timestamped, over, np.float32(max_delay), shared,
                          as_recorded, ask, run.collectives[0].slot))
@@ -161,7 +159,8 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
     return (*pacing.decide(pacer, seen, state), transfers)
 
   def step(carry: _Carry, row: Any) -> tuple[_Carry, Any]:
-    used = bounded(carry.delay, most)
+    states, asked, step_before, found = carry
+    used = bounded(asked, most)
     delays, waits, step_time = row.delays, row.waits, row.step_time
     if not as_recorded:
       delays = jnp.where(row.present, used, _NAN)
@@ -172,7 +171,6 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
       moved -= row.record.longer
     holds: Any = ()
     answers = observed.nothing_asked(len(timestamped))
-    states = carry.states
     if ask is not None:
       latest = _latest(row.arrivals, delays)
       each = jax.vmap(ask, in_axes=(None, None, None, 0), axis_size=count)
@@ -188,14 +186,14 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
     # transfers if all are known. An attempt's first step brings nothing of the step before along.
     fresh = jnp.isnan(row.step_time[0])
     along = pacing.Shared(
-        step_time=jnp.where(fresh, _NAN, carry.step_time[0]),
-        transfers=jnp.where(timestamped & ~fresh, (carry.transfers * weight).sum(axis=0), _NAN),
+        step_time=jnp.where(fresh, _NAN, step_before[0]),
+        transfers=jnp.where(timestamped & ~fresh, (found * weight).sum(axis=0), _NAN),
         waits=jnp.where(over, (waits * weight).sum(axis=0), _NAN))
     decision, states, transfers = jax.vmap(
         of_one, in_axes=(None, 0, None, None, 0, 0, None, 0, None))(
             row.steps, numbers, row.arrivals, delays, waits, step_time, along, states, holds)
-    return (_Carry(states, decision.delay, step_time, transfers),
-            (carry.delay, used, decision.info, answers))
+    return ((states, decision.delay, step_time, transfers),
+            (asked, used, decision.info, answers))
 
   return lambda carry, rows: jax.lax.scan(step, carry, rows)
 

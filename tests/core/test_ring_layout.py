@@ -40,10 +40,10 @@ def test_what_is_no_ring_is_refused(buffers, capacity):
 def test_views_share_the_memory():
   where = ring_layout.layout(2, 8)
   memory = bytearray(where.size)
-  views = ring_layout.views(memory, where)
-  views.header["magic"] = ring_layout.MAGIC
-  views.blocks["rank"] = [3, 4]
-  views.events["ns"][1, 7] = 5
+  header, blocks, events = ring_layout.views(memory, where)
+  header["magic"] = ring_layout.MAGIC
+  blocks["rank"] = [3, 4]
+  events["ns"][1, 7] = 5
   assert bytes(memory[:16]) == ring_layout.MAGIC
   assert memory[ring_layout.PAGE + 8] == 3 and memory[ring_layout.PAGE + ring_layout.BLOCK + 8] == 4
   assert np.frombuffer(memory[where.size - 16:where.size - 8], "<i8") == 5

@@ -128,17 +128,16 @@ class Machine:
     all."""
     where = ring_layout.layout(len(ranks), capacity)
     data = bytearray(where.size)
-    views = ring_layout.views(data, where)
-    header = views.header
+    header, blocks, events = ring_layout.views(data, where)
     header["magic"], header["lanes"], header["capacity"] = ring_layout.MAGIC, len(ranks), capacity
     header["process"], header["attempt"], header["run"], header["closed"] = (
         process, attempt, run.encode(), closed)
     header["wall_ns"] = wall
     header["alive_ns"] = 0 if alive is None else self.time + round(alive * 1e9)
     for buffer, rank in enumerate(ranks):
-      views.blocks["rank"][buffer], views.blocks["head"][buffer] = rank, len(self.events[rank])
+      blocks["rank"][buffer], blocks["head"][buffer] = rank, len(self.events[rank])
       for index, (ns, tag) in enumerate(self.events[rank]):
-        views.events[buffer, index % capacity] = ns, tag, (index + 1) % 2**32
+        events[buffer, index % capacity] = ns, tag, (index + 1) % 2**32
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
 

@@ -4,6 +4,7 @@ are read as in a job."""
 import ctypes
 import struct
 import time
+import types
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ def slow_kernels(monkeypatch):
 
 def ring(buffers, capacity=64):
   where = layout.layout(buffers, capacity)
-  return layout.views(bytearray(where.size), where)
+  _, blocks, events = layout.views(bytearray(where.size), where)
+  return types.SimpleNamespace(blocks=blocks, events=events)
 
 
 def mark(gpu, source, tag, buffer=0, program=PROGRAM):
