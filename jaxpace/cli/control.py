@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from jaxpace.cli import running
 from jaxpace.files import UserError
@@ -36,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="allow delays")
   switch.add_argument("--off", dest="enabled", action="store_false", default=None, help="no delays")
   switch.add_argument("--reset", action="store_true", help="everything as the pacer was made")
-  parser.add_argument("--max-delay", type=_seconds, metavar="TIME",
+  parser.add_argument("--max-delay", type=_or("made", _seconds), metavar="TIME",
                       help="longest delay, with its unit, such as 5ms or 0.005s; 'made' for the "
                            "pacer's own")
-  parser.add_argument("--threshold", type=_share, metavar="SHARE",
+  parser.add_argument("--threshold", type=_or("made", _NUMBER), metavar="SHARE",
                       help="persistent slack at which pacing begins, such as 0.1 of a step; 'made' "
                            "for the pacer's own")
   who = parser.add_mutually_exclusive_group()
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   who.add_argument("--nodes", type=_STEP, metavar="N",
                    help="only the ranks of the run's first N hosts")
   parser.add_argument("--from-step", type=_STEP, metavar="N", help="no delay before this step")
-  parser.add_argument("--until-step", type=_step_or_none, metavar="N",
+  parser.add_argument("--until-step", type=_or("none", _STEP), metavar="N",
                       help="no delay from this step on; 'none' for good")
 
 
@@ -116,29 +118,20 @@ def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
                & chosen)
 
 
-def _seconds(text: str) -> float | str:
+def _or(word: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+  """Parses a value, or the word that stands for what there is without a request."""
+  return lambda text: text if text == word else parse(text)
+
+
+def _seconds(text: str) -> float:
   """Parses a time; whether it is in range the request says.
 
   >>> _seconds("5ms"), _seconds("0.02s"), _seconds("250us"), _seconds("0")
   (0.005, 0.02, 0.00025, 0.0)
   """
-  unit = "" if text == "made" else next((one for one in _UNITS if text.endswith(one)), "")
-  value = _share(text.removesuffix(unit))
-  if isinstance(value, str):
-    return text
+  unit = next((one for one in _UNITS if text.endswith(one)), "")
+  value = float(_NUMBER(text.removesuffix(unit)))
   if not unit and value > 0:
     raise argparse.ArgumentTypeError(
         f"{text!r} has no unit: write {text}ms for milliseconds, or 0.005s for seconds")
   return round(value * _UNITS.get(unit, 1.0), 12)
-
-
-def _share(text: str) -> float | str:
-  """Parses a number, or "made", which stands for the pacer's own."""
-  if text == "made":
-    return text
-  value: float = _NUMBER(text)
-  return value
-
-
-def _step_or_none(text: str) -> int | str:
-  return text if text == "none" else _STEP(text)

@@ -42,7 +42,6 @@ def make(text: str, kind: type[Any] = Pacer, *, imports: bool = False) -> Any:
   Array(False, dtype=bool)
 
   Args:
-    text: the expression.
     kind: `Pacer`, or `Balancer`, of an expression such as `share_by_speed(total_micro_batches=32,
       capacity=16)`.
     imports: whether it may name a module, see `import_pacer`.

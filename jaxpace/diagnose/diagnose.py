@@ -52,7 +52,6 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
 
   Args:
     run: the run, as `jaxpace.runs.reader.read_run` returns it.
-    progress: called with the steps done and their number.
     asked: what else the run is to be played without.
     fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it
       the floor is estimated from the run itself, and contention is a lower bound.

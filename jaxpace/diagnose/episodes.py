@@ -57,8 +57,6 @@ class Blocks(NamedTuple):
     arrival: half may be late without a shift.
 
     Args:
-      begin: first block.
-      end: one past the last.
       rank: that they are to be compared with.
     """
     mean = self.mean(begin, end)
@@ -241,9 +239,6 @@ def change_points(series: np.ndarray, tests: int | None = None) -> list[list[int
 def long_run_deviation(series: np.ndarray) -> np.ndarray:
   """[S] standard deviation that one block would have, were blocks independent and means over many
   as noisy as they are.
-
-  Args:
-    series: [S, B].
   """
   blocks, width, most = series.shape[1], 1, np.zeros(len(series))
   while blocks // width >= 12 or width == 1:
@@ -261,9 +256,6 @@ def without_outages(series: np.ndarray) -> np.ndarray:
 
   A second in which a host stood still is a hundred times what a late rank adds to a block, and one
   block of it would hide that rank from any test by the spread of its blocks.
-
-  Args:
-    series: [S, B].
   """
   known = np.isfinite(series)
   return (np.where(known, _tame(_filled(series)), np.nan) if series.shape[1] >= 2 * SHORTEST

@@ -46,7 +46,6 @@ class Follower:
     """Reads nothing yet.
 
     Args:
-      path: run directory.
       steps: steps that the numbers shown are of.
     """
     self._path, self._steps = path, steps

@@ -90,13 +90,10 @@ def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = Non
   """Forecasts a job at other numbers of ranks, each with the same work as now (weak scaling).
 
   Args:
-    sample: the recorded run.
     ranks: numbers of ranks, 1 or more.
     per_host: ranks of a host in the forecast jobs; as in the run by default.
     fabric: what collectives cost, from `jaxpace bench` or described.
     algorithm: how the collectives go, "ring", "tree" or "doubling"; None where it is not known.
-    draws: bootstrap draws.
-    seed: of the draws.
     progress: called with the numbers of ranks done and their number.
   """
   random = np.random.default_rng(seed)

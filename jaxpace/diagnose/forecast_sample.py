@@ -220,7 +220,6 @@ def transfers(sample: Sample, ranks: int, fabric: MeasuredFabric | None, algorit
   to all of it latency, in a tree or a ring.
 
   Args:
-    sample: the run.
     ranks: ranks of the forecast job.
     fabric: from `jaxpace bench`, or described.
     algorithm: "ring", "tree" or "doubling"; None leaves it open where nothing says.

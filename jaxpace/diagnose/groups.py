@@ -268,7 +268,6 @@ def waits_of(found: RunGroups, c: int, arrival: np.ndarray, wait: np.ndarray, va
   """Says who waits for whom in one collective.
 
   Args:
-    found: who meets.
     c: which collective, in the order of a step.
     arrival: [R, K] s busy since the own last exit.
     wait: [R, K] s in the collective.

@@ -62,7 +62,6 @@ def charges(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray,
   """Goes through the collectives of some steps.
 
   Args:
-    found: who meets.
     waits: of each collective.
     arrival: [C, R, K] s busy before it, undelayed.
     adjacent: [K] bool, whether the step before is the one before in the arrays: reasons of its end
@@ -176,7 +175,6 @@ def leave(found: RunGroups, c: int, time: np.ndarray, ready: np.ndarray) -> np.n
   """When ranks are let out of the c-th collective, its transfer left out.
 
   Args:
-    found: who meets.
     c: which collective, in the order of a step.
     time: [R, ...] when each left its last one.
     ready: [R, ...] when it is there; minus infinity for a rank that is not.
@@ -198,7 +196,6 @@ def evened(found: RunGroups, arrival: np.ndarray, valid: np.ndarray) -> np.ndarr
   """Arrivals of ranks that are all equally busy.
 
   Args:
-    found: who meets.
     arrival: [C, R, K] s busy before each collective.
     valid: [R, K] ranks that are there.
 
@@ -221,7 +218,6 @@ def beyond_bubbles(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray
   step.
 
   Args:
-    found: who meets.
     waits: of each collective.
     arrival: [C, R, K] s busy before it, undelayed.
     valid: [R, K] ranks whose step is known.

@@ -36,10 +36,7 @@ def of_lateness(case: EvidenceInputs, process: int, begin: int, end: int, latene
   """Compares a late process with the others, from block `begin` to before block `end`.
 
   Args:
-    case: the run.
     process: the late one.
-    begin: first block.
-    end: one past the last.
     lateness: seconds per step to be explained.
     gap: of it, for a longer gap between steps, in which a process computes next to nothing.
 
@@ -211,8 +208,6 @@ def per_window(run: Run, selected: SelectedSteps, name: str,
   blocks.
 
   Args:
-    run: the run.
-    selected: its steps that count.
     name: column of the table `hosts`.
     most: windows, at most; fewer where a window would hold fewer than two samples.
 
@@ -233,8 +228,6 @@ def medians(run: Run, selected: SelectedSteps, name: str, edges: np.ndarray
   """Medians of a gauge over its samples in windows of the counted steps.
 
   Args:
-    run: the run.
-    selected: its steps that count.
     name: column of the table `hosts`.
     edges: [W + 1] blocks at which windows begin, and the end of the last one, as `per_window` gives
       them.

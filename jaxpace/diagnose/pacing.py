@@ -134,7 +134,6 @@ def last_estimate(run: Run, written: str = "guard_on", on: str = "guard_on", pre
   """Reads what a guard said last.
 
   Args:
-    run: the recorded run.
     written: column that says in which steps it wrote.
     on: column that says whether it lets act.
     prefix: of its other columns.

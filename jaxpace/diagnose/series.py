@@ -50,8 +50,6 @@ def series(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = N
   Its size is bounded, whatever the run's: about 3 MB for 1,024 ranks and 100,000 steps.
 
   Args:
-    diagnosis: the diagnosed run.
-    progress: called with the steps done and their number.
     fabric: what collectives cost, for the forecast.
 
   Returns:

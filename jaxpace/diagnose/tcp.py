@@ -98,7 +98,6 @@ def says_slow(busy: BusyConnections, quiet: float, seconds: float) -> bool | Non
   """Whether the network makes transfers longer than `quiet` throughout.
 
   Args:
-    busy: of the run.
     quiet: what a transfer takes on a quiet fabric, s.
     seconds: by which the mean transfer is longer.
 

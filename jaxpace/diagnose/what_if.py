@@ -258,7 +258,6 @@ def _play(found: RunGroups, arrivals: np.ndarray, transfers: np.ndarray | None =
   """[W] the ranks' mean time at the end of each lane.
 
   Args:
-    found: who meets.
     arrivals: [C, L, R, W] s; minus infinity for a rank that is not there.
     transfers: [C, L, R, W] s; None: 0.
   """

@@ -71,7 +71,6 @@ class Watcher(ObservedFunction):
     """Whether the program may have timestamps as far as other processes are concerned.
 
     Args:
-      request: the program.
       made: whether this process has it with timestamps.
       tried: whether that was tried: a program without collectives needs no word.
       seconds: how long to wait for the others.

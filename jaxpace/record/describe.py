@@ -45,7 +45,6 @@ def run(identity: rundir.RunIdentity, paced: Recordable, config: Any,
   """Describes the run, all but the plan, which is not known before the first trace.
 
   Args:
-    identity: run id and attempt.
     paced: the instrumented function, which says with which clock, sharing and pacer it was made.
     config: the program's configuration.
     directory: run directory; earlier attempts of the same run are taken over from its `run.json`.

@@ -130,7 +130,6 @@ class HostSampler:
     """Prepares; `start` starts the thread.
 
     Args:
-      process: index of this process.
       attempt: attempt its rows belong to.
       period: seconds between two samples.
       make: makes the counters, on the thread.

@@ -62,8 +62,6 @@ class Writer:
 
     Args:
       directory: run directory.
-      identity: run id and attempt.
-      process: this process's index.
       process_info: contents of `process/<process>.json`, to which the writer adds what it counts.
       run_info: contents of `run.json`, to which the writer adds the plan; None in all processes but
         the first.

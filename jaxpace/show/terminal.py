@@ -34,7 +34,6 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
   """Prints the report.
 
   Args:
-    diagnosis: what to show.
     console: where; its width, colour and encoding are respected.
     ranks: rows of the table of ranks; None for all.
     hang: what the job waits for, or waited for last.

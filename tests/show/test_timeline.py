@@ -231,7 +231,7 @@ def assert_sound(timeline):
       stack.pop()
     assert begin < end and (not stack or end <= stack[-1])
     stack.append(end)
-  assert all(timeline.begin[flow.begin] <= timeline.begin[flow.end] for flow in timeline.flows)
+  assert all(timeline.begin[a] <= timeline.begin[b] for a, b in timeline.flows)
   kinds = collections.Counter(event["ph"] for event in events_of(timeline))
   assert kinds["X"] == len(timeline.begin) and kinds["s"] == kinds["f"] == len(timeline.flows)
 

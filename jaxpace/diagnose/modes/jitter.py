@@ -56,7 +56,6 @@ def who_pauses(case: EvidenceInputs, beyond: np.ndarray, alone: int | None) -> l
   not.
 
   Args:
-    case: the run.
     beyond: [R] s per step of gaps beyond the usual.
     alone: the process that stands out, see `standing_out`.
   """

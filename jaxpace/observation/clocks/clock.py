@@ -137,7 +137,6 @@ def gate(clock: Clock, timestamp: jax.Array, values: Sequence[jax.Array]) -> lis
   cuts that kernel in two. The values get XLA's default layout: hold no transposed matrix.
 
   Args:
-    clock: the timestamp's.
     timestamp: uint32 [2].
     values: any shapes and dtypes, PRNG keys included.
 

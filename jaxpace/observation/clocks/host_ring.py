@@ -102,7 +102,6 @@ def tell_places(program: int, devices: Sequence[int], first: int = 0) -> None:
   """Says which device each place of a program's pace state belongs to, for `record`.
 
   Args:
-    program: its number.
     devices: by `jax.Device.id`.
     first: the first one's place.
   """

@@ -127,7 +127,6 @@ def put(program: int, tag: int, count: int, timed: bool) -> str:
   Its parameters are a chain of its own, the numbers and the block.
 
   Args:
-    program: number of the program.
     tag: the program's own tag of the first number; 0 is its start.
     count: numbers, (high, low) words each.
     timed: whether they are of the GPU's timer, and become times of the host's clock.
@@ -156,7 +155,6 @@ def kernel(name: str, body: str, parameters: int) -> Kernel:
   """A kernel of one thread, for any GPU since Volta.
 
   Args:
-    name: what it is called.
     body: PTX instructions. p0, p1, ... are the addresses of its operands, then of its results.
     parameters: operands and results together.
   """

@@ -182,7 +182,6 @@ def launch(name: str, body: str, arguments: Sequence[jax.Array],
   """Runs a kernel on arrays that stay where they are; see `kernels.kernel`.
 
   Args:
-    name: the kernel's.
     body: PTX instructions. p0, p1, ... are the addresses of the arguments, then of the results.
     arguments: of any shape and dtype.
     results: their types.

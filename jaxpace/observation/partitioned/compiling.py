@@ -299,7 +299,6 @@ def watch(handler: Callable[[Request], Any] | None,
   None ends that. Forked children have none.
 
   Args:
-    handler: gets what is compiled.
     loaded: gets the name and devices of what a program loads that was compiled and serialized
       before.
 

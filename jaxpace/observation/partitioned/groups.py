@@ -28,7 +28,6 @@ def of_instruction(fields: Sequence[wire.Field], partitions: int) -> Groups:
   """Who meets in a collective.
 
   Args:
-    fields: of its instruction.
     partitions: how many there are: no groups means all of them.
 
   Returns:
@@ -138,7 +137,6 @@ def axes_of(groups: Groups, mesh: Sequence[tuple[str, int]], devices: np.ndarray
   """Axes of a mesh along which these groups meet, slowest first.
 
   Args:
-    groups: groups of partitions.
     mesh: names and sizes of the mesh's axes, slowest first.
     devices: the mesh's partitions in the order of its axes; counted up where None.
 

@@ -193,8 +193,6 @@ class Intake(StepTables):
       source: what is recorded; asked for its programs by the writer's thread.
       collector: has what has been executed since the recording began.
       directory: run directory; `marks/<process>.plan.json` says there what the timestamps mean.
-      identity: run id and attempt.
-      process: index of this process.
       detail: write one step in so many in detail, or "auto".
       first_step: number of the first step, where the program does not count them.
       finder: finds the steps among what is executed; None where each execution is one, whichever

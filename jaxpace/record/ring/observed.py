@@ -107,7 +107,6 @@ class PlannedPrograms:
     """Lays the executions of one device out by step.
 
     Args:
-      steps: in order.
       executions: by number of the program; those of other steps are left out.
       rank: the device's. Programs that don't run on it are not awaited.
     """

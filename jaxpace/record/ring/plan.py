@@ -34,7 +34,6 @@ class PlannedProgram:
     returns.
 
     Args:
-      program: the program.
       of: what is added to the indices of its collectives, in a run of several programs; None where
         none has more than one slot, so that nobody need know which are of the same.
       alike: a program before with the same collectives.
