@@ -2,9 +2,7 @@
 
 import dataclasses
 import doctest
-import gc
 import pathlib
-import weakref
 
 import numpy as np
 import pytest
@@ -190,22 +188,6 @@ def test_the_documents_example_holds():
   assert diagnosis.no_skew.step_time == pytest.approx(17e-3)
   assert diagnosis.no_skew.speedup == pytest.approx(22 / 17)
   assert diagnosis.without_rank[1].step_time == pytest.approx(12e-3)
-
-
-def test_busy_times_are_worked_out_once_and_kept_as_long_as_the_run():
-  run = _small()
-  whole = slice(0, len(run.steps))
-  first = busy(run, whole)
-  assert busy(run, whole) is first
-  with pytest.raises(ValueError, match="read-only"):
-    first.arrival[0, 0, 0] = 0.0
-  part = busy(run, slice(2, 4))
-  np.testing.assert_array_equal(part.step, first.step[:, 2:4])
-  kept = weakref.ref(first.step)
-  assert step_times._KEPT[run][0, len(run.steps)] is first
-  del run, first
-  gc.collect()
-  assert kept() is None
 
 
 def test_of_a_large_run_no_more_busy_times_are_kept_than_fit(monkeypatch):

@@ -236,6 +236,13 @@ def assert_sound(timeline):
   assert kinds["X"] == len(timeline.begin) and kinds["s"] == kinds["f"] == len(timeline.flows)
 
 
+def sound_timeline(path):
+  run = read_run(path)
+  timeline = build(run, read_bounds(run))
+  assert_sound(timeline)
+  return timeline
+
+
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), share=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
 def test_damaged_stamps_leave_a_sound_timeline(written, seed, share):
@@ -264,9 +271,7 @@ def test_damaged_stamps_leave_a_sound_timeline(written, seed, share):
               collectives=4)])
 def test_small_runs(tmp_path, job):
   synthetic_runs.write(tmp_path, job)
-  run = read_run(tmp_path)
-  timeline = build(run, read_bounds(run))
-  assert_sound(timeline)
+  timeline = sound_timeline(tmp_path)
   assert ({f"rank {r}" for r in range(job.ranks)}
           <= {timeline.tracks[t].name for t in timeline.track})
 
@@ -275,9 +280,7 @@ def test_small_runs(tmp_path, job):
 def test_a_run_of_one_table(tmp_path, table):
   synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=30))
   shutil.rmtree(tmp_path / table)
-  run = read_run(tmp_path)
-  timeline = build(run, read_bounds(run))
-  assert_sound(timeline)
+  timeline = sound_timeline(tmp_path)
   names = {timeline.names[n].split(" (")[0] for n in timeline.name}
   assert ("psum" in names, "forward" in names) == (table == "steps", table == "collectives")
 
@@ -286,9 +289,7 @@ def test_restarted_ranks_are_shown_once_a_step(tmp_path):
   synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=40))
   synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=20), attempt=1, first_step=30,
                      origins=[5, 10**14])
-  run = read_run(tmp_path)
-  timeline = build(run, read_bounds(run))
-  assert_sound(timeline)
+  timeline = sound_timeline(tmp_path)
   own = [timeline.step[i] for i in range(len(timeline.begin))
          if timeline.names[timeline.name[i]].startswith("step")
          and timeline.tracks[timeline.track[i]].name == "rank 1"]

@@ -147,12 +147,3 @@ def test_the_mean_step_leaves_out_what_passes_before_a_job_starts(tmp_path, caps
   assert apart["b"]["mean"] == pytest.approx(42e-3, rel=1e-5)
   both = simulated(tmp_path, capsys, given)
   assert [job["mean"] for job in both.values()] == pytest.approx([42e-3, 42e-3], rel=1e-5)
-
-
-def test_messages_that_cross_nothing_shared_need_no_stretches():
-  """A ring takes the same of the trunk throughout, and so does what is sent without touching it."""
-  ring, doubling = (scenario.shares(list(read(config(name), lambda text: None).jobs))
-                    for name in ("ring", "recursive_doubling"))
-  assert ring.parts.tolist() == [[1.0]] * 2
-  # Both rounds inside the racks are one stretch.
-  assert doubling.parts.tolist() == [[0.5, 0.5]] * 2

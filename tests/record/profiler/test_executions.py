@@ -4,7 +4,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import jax
 import pytest
 
 from jaxpace.core.observed import ObservedFunction, ObservedPlan
@@ -172,12 +171,6 @@ def test_devices_are_numbered_by_id_or_on_their_host():
   assert trace.ranks_of([2049, 2048], local, everyone) == {2049: 3, 2048: 2}
   assert trace.ranks_of([0, 1], local, everyone) == {0: 2, 1: 3}
   assert trace.ranks_of([7], local, everyone) == {}
-
-
-def test_types_of_traces_are_made_by_one_that_has_an_event_with_a_number():
-  trace.make_types()
-  events = list(trace._events(jax.profiler.ProfileData.from_serialized_xspace(trace._LEAST)))
-  assert [(event.name, dict(event.stats)) for event in events] == [("e", {"a": 1})]
 
 
 @pytest.mark.long
