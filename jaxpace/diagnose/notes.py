@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.words import list_ranks, plural
+from jaxpace.core.words import duration, list_ranks, plural
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.diagnosis import Diagnosis
@@ -23,6 +23,7 @@ from jaxpace.diagnose.words.names import joined, milliseconds, name_rank, percen
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hang.alarms import where
 from jaxpace.runs.groups import groups
+from jaxpace.runs.loops import Loop
 from jaxpace.runs.run import Run
 
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
@@ -32,6 +33,7 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
   """Sentences on how the numbers came about; the reader's own problems are the run's."""
   run, unfinished = facts.run, facts.selected.unfinished
   notes: list[Sentence] = []
+  notes += _loops(run)
   if facts.selected.impossible:
     notes.append(Note.IMPOSSIBLE_STEPS.say(steps=plural(facts.selected.impossible, "step")))
   if facts.selected.warmup.size:
@@ -75,6 +77,23 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
         steps=plural(len(steps), "step"), numbers=list_ranks(steps),
         them="them" if len(ranks) > 1 else "it"))
   return (*notes, *facts.on_sampling, *hung(facts.events))
+
+
+def _loops(run: Run) -> list[Sentence]:
+  """Says what else ran in a loop."""
+  if len(run.loops) < 2:
+    return []
+  own, *others = run.loops
+  return [Note.OTHER_LOOPS.say(
+      loops=plural(len(run.loops), "loop"), step=joined(own.programs),
+      part=percent(own.seconds / sum(loop.seconds for loop in run.loops)),
+      others=joined([_loop(loop) for loop in others[:LISTED]]))]
+
+
+def _loop(loop: Loop) -> str:
+  first, last = loop.spans[0]
+  later = ", and later" if loop.spans[1:] else ""
+  return f"{joined(loop.programs)}, {duration(loop.seconds)} (`--steps {first}:{last + 1}`{later})"
 
 
 def _waited(run: Run, step: int) -> float:

@@ -76,6 +76,21 @@ class PlanOfStep(Struct):
   notices: Annotated[list[Line], Meta(max_length=256)] = []
 
 
+class LoopJson(Struct):
+  """What was found to be the step of a loop."""
+
+  programs: Annotated[list[Line], Meta(max_length=256)] = []
+  why: Line | None = None
+  trains: bool | None = None
+  first_step: Step | None = None
+
+
+class FoundStepJson(LoopJson):
+  """What was found to be the step last, and in the loops before."""
+
+  before: Annotated[list[LoopJson], Meta(max_length=256)] = []
+
+
 class SettingsJson(Struct):
   """`settings` of run.json: how the step was instrumented."""
 
@@ -86,6 +101,7 @@ class SettingsJson(Struct):
   max_hold: Seconds | None = None
   pacer: Line | None = None
   clock: Line | None = None
+  step: FoundStepJson | None = None
 
 
 class RunFile(Struct):

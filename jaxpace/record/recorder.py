@@ -220,7 +220,7 @@ class Recorder(Recording):
     self._copier.start()
     if self._match is not None:
       self._finder = StepFinder(self._recorded, self._collector, self._match, agreement(
-          f"jaxpace/step/{identity.run}/{identity.attempt}", self._say), first)
+          f"jaxpace/step/{identity.run}/{identity.attempt}"), self._say, first)
     self._intake = Intake(self._recorded, self._collector, self.directory, identity,
                           jax.process_index(), self._detail, first, self._finder, self._host)
     return self._intake

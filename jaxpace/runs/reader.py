@@ -19,13 +19,14 @@ import numpy as np
 
 from jaxpace.core.words import list_ranks, plural
 from jaxpace.files.reading import UnreadableError, read_document, why_unreadable
-from jaxpace.files.schemas import RunFile
+from jaxpace.files.schemas import RANKS, RunFile
 from jaxpace.hosts.locality.job import read_places
 from jaxpace.runs import dense, ring_file
 from jaxpace.runs.collectives import choose
 from jaxpace.runs.columns import Axis
 from jaxpace.runs.dense import Progress
 from jaxpace.runs.groups import laid_out
+from jaxpace.runs.loops import Loop, by_weight, loops_in
 from jaxpace.runs.run import Process, Run, RunError
 from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION
@@ -81,6 +82,9 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   firsts, lasts = zip(*(t.step_range for t in tables if t.rows), strict=True)
   low, high = min(firsts), max(lasts)
   axis = _lay_out_steps(tables, low, high, window)
+  loops = _loops(info, steps_table, axis)
+  if len(loops) > 1:
+    axis = Axis(axis.numbers[loops[0].holds(axis.numbers)])
   if axis.size == 0:
     raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
   declared = _declared_ranks(info, processes)
@@ -105,7 +109,8 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   samples = dense.read_host_samples(path, run_id, problems)
   listening = dense.read_listening(path, run_id, axis, attempt, problems)
   run = dataclasses.replace(run, id=run_id or path.name, problems=tuple(problems),
-                            locality=tuple(places), host_samples=samples, listening=listening)
+                            locality=tuple(places), host_samples=samples, listening=listening,
+                            loops=loops)
   return run, any(table.vanished for table in tables)
 
 
@@ -123,6 +128,21 @@ def _lay_out_steps(tables: Sequence[TableFiles], low: int, high: int,
     return Axis(np.arange(low, high + 1, dtype=np.int64))
   steps = np.unique(np.concatenate([t.distinct("step") for t in tables]))
   return Axis(steps[(steps >= low) & (steps <= high)].astype(np.int64))
+
+
+def _loops(info: dict[str, Any], table: TableFiles, axis: Axis) -> tuple[Loop, ...]:
+  """The loops of these steps, the one to report on first, by their times on the lowest rank."""
+  loops = loops_in(info, table.step_range[1]) if axis.size else []
+  lowest, rows = RANKS, list[np.ndarray]()
+  for data in table.read(["step", "rank", "start_ns", "end_ns"], axis.span) if loops else ():
+    if not {"start_ns", "end_ns"} <= data.keys():
+      return ()
+    first = int(data["rank"].min(initial=RANKS))
+    if first < lowest:
+      lowest, rows = first, []
+    own = (data["rank"] == lowest) & np.isin(data["step"], axis.numbers)
+    rows.append(np.stack([data[name][own] for name in ("step", "start_ns", "end_ns")]))
+  return by_weight(loop.timed(*np.concatenate(rows, axis=1)) for loop in loops) if rows else ()
 
 
 def check_directory(path: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxpace.files import UserError
 from jaxpace.hosts.locality.types import Locality
 from jaxpace.runs.groups import RankGroups
+from jaxpace.runs.loops import Loop
 
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
@@ -227,6 +228,9 @@ class Run:
   aggregated: AllSteps | None = None
   """Every step of an observed run, detailed or not; `steps` are then the detailed ones. None:
   `steps` are all."""
+  loops: tuple[Loop, ...] = ()
+  """What else ran in a loop, where the run is one of several: the one whose steps these are first.
+  """
   previous_exit: np.ndarray | None = None
   """[R, K] int64, own last exit of the step before each of `steps`, `MISSING` where not known, of a
   run of which only some steps are detailed; None: that step is the one before in `steps`."""

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.record import writer
 from jaxpace.record.ring import found
 from jaxpace.runs import rundir
@@ -153,34 +154,6 @@ def test_what_computes_gradients_is_the_step_though_an_evaluation_takes_longer(t
   assert len(read_run(tmp_path / "run").steps) == 10
 
 
-def test_training_takes_the_place_of_what_ran_before_it_as_soon_as_it_begins(tmp_path, monkeypatch):
-  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
-  monkeypatch.setattr(found, "_ONLY_SECONDS", 0.0)
-  w, x = arrays()
-
-  @jax.jit
-  def loss(w, x):
-    return ((x @ w) ** 2).mean()
-
-  @jax.jit
-  def fit(w, x):
-    return w - jnp.float32(1e-4) * jax.grad(loss)(w, x)
-
-  with jaxpace.observed(tmp_path / "run") as inside:
-    for _ in range(20):
-      loss(w, x).block_until_ready()
-    while inside.step is None:
-      time.sleep(0.01)
-    for _ in range(3):
-      for _ in range(10):
-        w = jax.block_until_ready(fit(w, x))
-      for _ in range(20):
-        loss(w, x).block_until_ready()
-  assert inside.step.programs == ("fit",) and len(read_run(tmp_path / "run").steps) == 30
-  said = rundir.read_json(tmp_path / "run" / "run.json")["settings"]["step"]
-  assert said["first_step"] == 20 and [one["programs"] for one in said["before"]] == [["loss"]]
-
-
 def test_a_pattern_names_another_program(tmp_path):
   with jaxpace.observed(tmp_path / "run", match="evaluate"):
     train()
@@ -224,30 +197,46 @@ def test_functions_under_pmap_whose_sums_are_in_a_helper_go_by_their_own_names(t
   assert len(read_run(tmp_path / "run").steps) == 6
 
 
-def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):
-  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
-  monkeypatch.setattr(found, "_ONLY_SECONDS", 0.0)  # neither computes gradients
-  monkeypatch.setattr(found, "_LONGER", 0)
+def in_turn(directory, *loops):
+  """Runs programs in loops, one after the other, each of some steps; waits until each is the step.
+  """
   w, x = arrays()
-
-  @jax.jit
-  def warm(w, x):
-    return w + (x @ w).mean()
-
-  @jax.jit
-  def main(w, x):
-    return w - (x @ w).mean()
-
-  with jaxpace.observed(tmp_path / "run") as inside:
-    for step in (warm, main):
-      for _ in range(20):
+  with jaxpace.observed(directory) as inside:
+    for name, steps, sign in loops:
+      def each(w, x, sign=sign):
+        return w + sign * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+      each.__name__ = name
+      step = jax.jit(each)
+      for _ in range(steps):
         w = jax.block_until_ready(step(w, x))
-      while inside.step is None or inside.step.programs != (step.__name__,):
+      while inside.step is None or inside.step.programs != (name,):
         time.sleep(0.01)
-  written = rundir.read_json(tmp_path / "run" / "process" / "0.json")
-  assert (written["rows_written"], written["lost_rows"]) == (40 * 4, 0)
-  said = rundir.read_json(tmp_path / "run" / "run.json")["settings"]["step"]
-  assert said["first_step"] == 20 and [one["programs"] for one in said["before"]] == [["warm"]]
+  return rundir.read_json(directory / "run.json")["settings"]["step"]
+
+
+def test_what_follows_pretraining_is_a_loop_of_its_own(tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
+  said = in_turn(tmp_path, ("pretrain", 20, 1e-6), ("fit", 30, -1e-6))
+  written = rundir.read_json(tmp_path / "process" / "0.json")
+  assert (written["rows_written"], written["lost_rows"]) == (50 * 4, 0)
+  assert said["first_step"] == 21 and said["trains"]
+  assert [one["programs"] for one in said["before"]] == [["pretrain"]]
+  for window, first, last in (((0, 20), 0, 19), ((21, None), 21, 50)):
+    run = read_run(tmp_path, window=window)
+    assert (run.steps[0], run.steps[-1], len(run.loops), run.problems) == (first, last, 1, ())
+    # No step begins where another loop ends.
+    assert np.isnan(run.durations["gap"][:, 0]).all()
+
+
+def test_the_report_is_on_the_loop_that_takes_most_of_the_time_and_says_so(tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
+  in_turn(tmp_path, ("pretrain", 20, 1e-6), ("fit", 30, -1e-6))
+  run = read_run(tmp_path)
+  own, other = run.loops
+  assert own.seconds > other.seconds > 0 and own.holds(run.steps).all()
+  assert (not run.problems and len(run.steps) == {"fit": 30, "pretrain": 20}[own.programs[0]])
+  [note] = [note for note in diagnose(run).notes if note.code == Note.OTHER_LOOPS]
+  assert f"that of {own.programs[0]}" in note and f"{other.programs[0]}, " in note
 
 
 def test_programs_of_an_earlier_recording_are_no_part_of_the_next(tmp_path):

@@ -17,6 +17,9 @@ class Note(Code):
   UNFINISHED = ("unfinished", "report: the last steps are left out, rows are missing there",
       "The last {steps} left out, from step {first:,} on: rows of some ranks are missing "
       "there. They come later while the job runs, and never if a process was killed.")
+  OTHER_LOOPS = ("other_loops", "report: other programs ran in loops before or after",
+      "The program ran in {loops}, one after the other. This is about that of {step}, with "
+      "{part} of their time; besides there was {others}.")
   UNMEASURED = ("unmeasured", "report: steps without a recorded exit before them",
       "{steps} can't be measured: a step counts from the exit before it, which is not "
       "recorded.")

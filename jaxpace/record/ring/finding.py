@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence, Set
 
 import jax
 
+from jaxpace.runs.loops import that_train
+
 _BESIDE = re.compile(
     r"(?:^|_)(?:eval\w*|valid\w*|test|predict\w*|infer\w*|sample|generate|init\w*|save|restore|"
     r"checkpoint\w*|load|metrics?)(?:_|$)", re.IGNORECASE)
@@ -108,8 +110,7 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
   counts = collections.Counter(name for name in order if name in candidates)
   own = candidates if match else likely(candidates)
   repeated = {name for name in own if counts[name] >= _FEWEST}
-  most = max((seconds.get(name, 0.0) for name in repeated), default=0.0)
-  trains = {name for name in repeated & differentiated if seconds.get(name, 0.0) >= _PART * most}
+  trains = that_train({name: seconds.get(name, 0.0) for name in repeated}, differentiated)
   main = max(repeated if match else trains or repeated,
              key=lambda name: (seconds.get(name, 0.0), name), default=None)
   if main is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -22,16 +23,12 @@ from jaxpace.record.ring import finding
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import PlannedPrograms
+from jaxpace.runs.loops import LEAST
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
-_ONLY_SECONDS = 60.0
-"""After so long an evaluation, or what else computes no gradients, is the step, where there is
-nothing else."""
-_LONGER = 10
-"""Times as long as the step has run, something else runs that takes its place."""
 _LOOK_BACK = 4096
-"""Executions that are looked at."""
+"""Executions that are looked at, and of those beside the step that are kept."""
 _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
 _AGREE_SECONDS = 5.0
@@ -39,24 +36,21 @@ _ASK_SECONDS = 1.0
 """How often a process asks process 0 for the step: each answer is traffic on its link."""
 
 Agree = Callable[[Step | None, bool, int], Step | None]
-"""Takes what this process found, whether it can wait no longer, and the number of the first step;
-returns what all take for the step from that on, None as long as that isn't known."""
+"""Takes what this process found, whether it can wait no longer, and how often it was settled
+before; returns what all take for the step, None as long as that isn't known."""
 
 
-def agreement(name: str, say: Callable[[str], None]) -> Agree:
+def agreement(name: str) -> Agree:
   """Has process 0 decide which programs are the step; the others take its word. `name` is the
-  recording's, the same on all processes; `say` takes what is found."""
+  recording's, the same on all processes."""
   asked = -_ASK_SECONDS
 
-  def agree(found: Step | None, last: bool, first: int) -> Step | None:
+  def agree(found: Step | None, last: bool, before: int) -> Step | None:
     nonlocal asked
-    key = f"{name}/{first}"
+    key = f"{name}/{before}"
     if jax.process_index() == 0:
-      if found is not None:
-        say(f"The step is {found.why}." if first == 0 else
-            f"From step {first:,} on the step is {found.why}.")
-        if jax.process_count() > 1:
-          distributed.key_value_set(key, msgspec.json.encode(found).decode())
+      if found is not None and jax.process_count() > 1:
+        distributed.key_value_set(key, msgspec.json.encode(found).decode())
       return found
     if not last and time.monotonic() - asked < _ASK_SECONDS:
       return None
@@ -71,10 +65,15 @@ def agreement(name: str, say: Callable[[str], None]) -> Agree:
 
 
 class StepFinder:
-  """Cuts what devices execute into steps, once it is found what the step is."""
+  """Cuts what devices execute into steps, once it is found what the step is.
+
+  A program may have several loops, one after the other: it pretrains, say, and then trains. The
+  step of each is found, and the reader of the run decides which of them the report is on. All
+  processes come to the next loop at the same execution, whenever they see it.
+  """
 
   def __init__(self, source: PlannedPrograms, collector: Collector, match: str, agree: Agree,
-               first_step: int = 0):
+               say: Callable[[str], None] = lambda sentence: None, first_step: int = 0):
     """Begins.
 
     Args:
@@ -82,14 +81,22 @@ class StepFinder:
       collector: has what was executed.
       match: pattern of the names of the step's programs; empty where they are to be found.
       agree: settles among all processes which step it is.
+      say: takes a sentence on what is found.
       first_step: number of the first step.
     """
-    self._source, self._collector, self._match, self._agree = source, collector, match, agree
-    self._order: list[tuple[int, int]] = []
+    self._source, self._collector, self._match = source, collector, match
+    self._agree, self._say = agree, say
+    # Executions that nothing is known of yet, and when the first of them came.
+    self._fresh: list[tuple[int, int]] = []
     self._since: float | None = None
-    self._ran = 0.0
-    self._others: list[tuple[int, int]] = []
+    # Of the step's programs, those since the last step ended.
+    self._order: list[tuple[int, int]] = []
+    # Those since the step last ran, how often each program has since, and the step in its loop.
+    self._others: collections.deque[tuple[int, int]] = collections.deque(maxlen=_LOOK_BACK)
+    self._times: collections.Counter[str] = collections.Counter()
+    self._ran = 0
     self._taken: list[dict[str, Any]] = []
+    self._settled = 0
     self._next = first_step
     # Not where the steps are a guess.
     self._final = True
@@ -103,52 +110,101 @@ class StepFinder:
     will be executed any more."""
     # Iterations that were taken for executions come as such, too.
     iterations = {one.number for one in self._iteration_of.values()}
-    fresh = [each for each in fresh if each[0] not in iterations]
-    self._order += fresh
-    if self._order and self._since is None:
-      self._since = time.monotonic()
-    if self.found is None:
-      found = self._find(self._order, last)
-      if found is None and last and self._iterate():
-        found = self._find(self._order, last)
-      self._take(self._agree(found, last, self._next if self._taken else 0))
-    open_already = self.found is None
-    steps = self._note_others(fresh)
-    if self.found is None:
-      return steps if open_already else steps + self.cut([], last)
-    steps += self._cut(last)
-    if self._is_over_for_good():
-      steps += self._cut(True)
-      if self._take(self._agree(self._find(self._others, last), False, self._next)):
-        self._order, self._others = self._others, []
-        steps += self._cut(last)
-    self._leave_others()
+    self._fresh += [each for each in fresh if each[0] not in iterations]
+    steps: list[StepCalls] = []
+    while self.found is not None or self._settle(last):
+      steps += self._follow(last)
+      if self.found is not None:
+        self._leave_others()
+        break
     return steps
 
   def guess(self, source: PlannedPrograms, collector: Collector) -> list[StepCalls]:
     """The steps that are over, if nothing followed, as long as it isn't sure what the step is: of
     this process alone, and nothing is settled by it."""
     other = StepFinder(source, collector, self._match,
-                       lambda found, last, _first: found if last else None, self._next)
+                       lambda found, last, _before: found if last else None, first_step=self._next)
     other._final, other._iteration_of = False, self._iteration_of
     other._taken = list(self._taken)
-    return other.cut(list(self._order), True)
+    return other.cut(self._fresh, True)
 
-  def _take(self, found: Step | None) -> bool:
-    """Takes programs for the step from now on; none, if there are none."""
-    if found is None:
+  def _settle(self, last: bool) -> bool:
+    """Settles among all processes what the step is from here on; says whether it is."""
+    if self._fresh and self._since is None:
+      self._since = time.monotonic()
+    found = self._find(last)
+    if found is None and last and self._iterate():
+      found = self._find(last)
+    self.found = self._agree(found, last, self._settled)
+    if self.found is None:
       return False
-    self.found, self._ran = found, time.monotonic()
-    self._taken.append({"programs": list(found.programs), "why": found.why,
-                        "first_step": self._next})
-    self._source.tell_step({**self._taken[-1], "before": self._taken[:-1]})
+    self._settled += 1
+    self._take(self.found)
     return True
+
+  def _take(self, found: Step) -> None:
+    """Notes for what programs are the step from now on, where that is another than before."""
+    programs, why, before = list(found.programs), found.why, self._taken
+    if before and before[-1]["programs"] == programs:
+      return
+    # What follows another step is not measured from its end: a number is left out between them.
+    self._next += bool(before)
+    self._ran = 0
+    if jax.process_index() == 0:
+      self._say(f"From step {self._next:,} on the step is {why}." if before else
+                f"The step is {why}.")
+    self._taken = [*before, {"programs": programs, "why": why, "trains": self._trains(programs),
+                             "first_step": self._next}]
+    self._source.tell_step({**self._taken[-1], "before": before})
+
+  def _follow(self, last: bool) -> list[StepCalls]:
+    """Goes through what was executed, up to where something takes the step's place; returns the
+    steps that are over."""
+    assert self.found is not None
+    fresh, self._fresh = self._fresh, []
+    for at, each in enumerate(fresh, 1):
+      name = self._name(each[0])
+      if name in self.found.programs:
+        self._order.append(each)
+        self._ran += name == self.found.programs[0]
+        self._forget_others()
+        continue
+      self._others.append(each)
+      self._times[name] += 1
+      if self._takes_place(name):
+        steps = self._cut(True)
+        self.found, self._since, self._order = None, None, []
+        self._fresh = [*self._others, *fresh[at:]]
+        self._forget_others()
+        return steps
+    return self._cut(last)
+
+  def _forget_others(self) -> None:
+    self._others.clear()
+    self._times.clear()
+
+  def _takes_place(self, name: str) -> bool:
+    """Whether a program has run so often since the step did that another loop has begun. It is as
+    likely to be a step as that, or the step is rare beside it. What is taken for a loop in vain
+    does no harm, but loops that alternate shall not be cut for ever: each takes twice as long to
+    tell as the one before."""
+    assert self.found is not None
+    step, times = self.found.programs[0], self._times[name]
+    if self._match or not self._ran or times < _SURE_STEPS << self._settled - 1:
+      return False
+    return self._is_as_likely(name, step) or (
+        self._ran < LEAST * times and not finding.is_jax(name) and not finding.is_beside(name))
+
+  def _is_as_likely(self, name: str, step: str) -> bool:
+    """Whether a program is no less likely to be a step than another."""
+    return (not finding.is_jax(name) and finding.is_beside(name) <= finding.is_beside(step)
+            and self._trains([name]) >= self._trains([step]))
 
   def _iterate(self) -> bool:
     """Where training is one program, which ran once or twice or is under way, takes the iterations
     of its outermost loop for what was executed; says whether it does. A program that is called a
     step is one."""
-    numbers = {number for number, _ in self._order} | self._collector.under_way
+    numbers = {number for number, _ in self._fresh} | self._collector.under_way
     numbers &= self._source.by_number.keys()
     if not numbers:
       return False
@@ -160,7 +216,7 @@ class StepFinder:
     # It may have been compiled twice, for what it is given first and for what it returns.
     order = [each for number in sorted(numbers) if self._name(number) == main
              for each in self._iterations(self._source.by_number[number].program)]
-    self._order = order or self._order
+    self._fresh = order or self._fresh
     return bool(order)
 
   def _iterations(self, program: ObservedProgram) -> list[tuple[int, int]]:
@@ -186,85 +242,56 @@ class StepFinder:
     assert self.found is not None
     names = [self._name(number) for number, _ in self._order]
     places, done = self.found.steps(names, last)
-    steps = [self._step(begin, end, names) for begin, end in places]
+    steps = [self._step(begin, end) for begin, end in places]
     self._order = self._order[done:]
     return steps
 
-  def _note_others(self, fresh: list[tuple[int, int]]) -> list[StepCalls]:
-    """Notes what was executed since the step last was. Where that computes gradients and what was
-    taken for the step doesn't, training begins only now, and it is open again what the step is: all
-    processes come to that at the same execution. Returns the steps until then."""
-    if self.found is None:
-      return []
-    known = self._match or self._trains(self.found)
-    for at, (program, number) in enumerate(fresh, 1):
-      if self._name(program) in self.found.programs:
-        self._others, self._ran = [], time.monotonic()
-      else:
-        self._others.append((program, number))
-      if not known and self._begins_training(program):
-        rest = fresh[at:]
-        del self._order[len(self._order) - len(rest):]
-        steps = self._cut(True)
-        self.found, self._order, self._others = None, self._others + rest, []
-        return steps
-    return []
+  def _trains(self, names: Iterable[str]) -> bool:
+    return not self._differentiated.isdisjoint(names)
 
-  def _begins_training(self, program: int) -> bool:
-    """Whether a program computes gradients, and has run so often since the step did that it is no
-    part of it."""
-    return (self._source.by_number[program].program.differentiated
-            and not finding.is_beside(self._name(program))
-            and [number for number, _ in self._others].count(program) >= _SURE_STEPS)
+  @property
+  def _differentiated(self) -> set[str]:
+    """Names of programs that compute gradients."""
+    return {each.program.name for each in self._source.by_number.values()
+            if each.program.differentiated}
 
-  def _trains(self, step: Step) -> bool:
-    return any(each.program.differentiated for each in self._source.by_number.values()
-               if each.program.name in step.programs)
-
-  def _is_over_for_good(self) -> bool:
-    """Whether what was taken for the step has run for a while, and something else for much longer
-    since: it was a warm-up. Processes but the first wait for that to say so."""
-    if self._match or len(self._others) < _SURE_STEPS or self._since is None:
-      return False
-    ran = max(self._ran - self._since, _SURE_SECONDS)
-    return jax.process_index() > 0 or time.monotonic() - self._ran > _LONGER * ran
-
-  def _find(self, order: list[tuple[int, int]], last: bool) -> Step | None:
+  def _find(self, last: bool) -> Step | None:
     """The step, as far as this process can tell; None as long as it isn't sure."""
-    names = [self._name(number) for number, _ in order[-_LOOK_BACK:]]
+    names = [self._name(number) for number, _ in self._fresh[-_LOOK_BACK:]]
     lasted = time.monotonic() - (self._since or time.monotonic())
     if not last and (len(names) < _SURE_STEPS or lasted < _SURE_SECONDS):
       return None
     seconds: dict[str, float] = collections.defaultdict(float)
-    for number in {number for number, _ in order}:
+    for number in {number for number, _ in self._fresh}:
       seconds[self._name(number)] += self._collector.seconds(number)
-    differentiated = {each.program.name for each in self._source.by_number.values()
-                      if each.program.differentiated}
-    found = finding.find(names, seconds, self._match, differentiated)
+    found = self._first(names, seconds)
     if found is not None and not self._final and finding.is_jax(found.programs[0]):
       return None
     if found is None or last:
       return found
     often = names.count(found.programs[0]) >= _SURE_STEPS
-    # One execution of something else took longer: that may be the first step of all.
-    most = found.fraction >= _MOST_OF_TIME
-    named = finding.is_beside(found.programs[0]) and (self.found or lasted < _ONLY_SECONDS)
-    # A loss may be evaluated at length before the first step, by whatever name.
-    if not self._trains(found):
-      named = named or (self._trains(self.found) if self.found else lasted < _ONLY_SECONDS)
-    # Values are gathered before the first step as well.
-    named = named or finding.is_jax(found.programs[0])
-    return found if often and (self._match or (most and not named)) else None
+    # One execution of something else took longer: that may be the first step of all. Values are
+    # gathered before it as well.
+    likely = found.fraction >= _MOST_OF_TIME and not finding.is_jax(found.programs[0])
+    return found if often and (self._match or likely) else None
+
+  def _first(self, names: list[str], seconds: Mapping[str, float]) -> Step | None:
+    """The step of the first loop among some executions."""
+    found = finding.find(names, {name: seconds[name] for name in {*names}}, self._match,
+                         self._differentiated)
+    if found is None or self._match:
+      return found
+    before = list(itertools.takewhile(lambda name: name not in found.programs, names))
+    often = [name for name, times in collections.Counter(before).items() if times >= _SURE_STEPS]
+    earlier = any(self._is_as_likely(name, found.programs[0]) for name in often)
+    return self._first(before, seconds) if earlier else found
 
   def _name(self, number: int) -> str:
     return self._source.by_number[number].program.name
 
-  def _step(self, begin: int, end: int, names: list[str]) -> StepCalls:
-    assert self.found is not None
+  def _step(self, begin: int, end: int) -> StepCalls:
     ranges: list[Range] = []
-    for (program, number), name in zip(self._order[begin:end], names[begin:end], strict=True):
-      if name not in self.found.programs:
-        continue
+    for program, number in self._order[begin:end]:
       if ranges and ranges[-1].program == program and ranges[-1].end == number:
         ranges[-1] = ranges[-1]._replace(end=number + 1)
       else:

@@ -255,7 +255,7 @@ class Intake(StepTables):
       return None
     other = copy.copy(self)
     StepTables.__init__(other, self._process, self._attempt, self._detail.asked)
-    other._source, other._collector = self._source.anew(), self._collector.copied()
+    other._source, other._collector = self._source.copied(), self._collector.copied()
     other._host = copy.copy(self._host)
     steps = self._finder.guess(other._source, other._collector)
     if not steps:

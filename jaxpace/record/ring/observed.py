@@ -3,6 +3,7 @@ devices did in each step; where an instrumented step is in them, with what its p
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,10 +49,11 @@ class PlannedPrograms:
     self.by_number: dict[int, PlannedProgram] = {}
     self._plan: StepPlan | None = None
 
-  def anew(self) -> PlannedPrograms:
-    """The same functions, with no slots given yet."""
-    other = PlannedPrograms(self._observed)
-    other.meet()
+  def copied(self) -> PlannedPrograms:
+    """The same, so that slots given there are not given here."""
+    other, blocks = copy.copy(self), dict[int, list[int]]()
+    other.by_number = {number: each.copied(blocks.setdefault(each.first, [*each.blocks]))
+                       for number, each in self.by_number.items()}
     return other
 
   @property

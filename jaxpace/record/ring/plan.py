@@ -3,6 +3,7 @@ what `run.json` says of them."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,6 +62,12 @@ class PlannedProgram:
 
   def __len__(self) -> int:
     return len(self.slots)
+
+  def copied(self, blocks: list[int]) -> PlannedProgram:
+    """The same with other first slots."""
+    other = copy.copy(self)
+    other.blocks = blocks
+    return other
 
   def slot(self, collective: np.ndarray, iteration: np.ndarray) -> np.ndarray:
     """[m] slots of occurrences, by index of their collective and turn; -1 where there is none."""
