@@ -48,7 +48,7 @@ _WORKERS = ("Nothing was recorded: only workers of multiprocessing used a device
             "those of a data loader are left alone. Where they train, put `with "
             "jaxpace.observed(RUN):` around that.")
 _LOOK_MILLISECONDS = 1000
-_SETTLE_SECONDS = 2.0
+_SETTLE_SECONDS = 0.5
 """So long what helps a process may outlive it, such as multiprocessing's tracker of resources."""
 _OF_JOBS = ("logs", "show", "grace", "threads")
 """Options that say something of jobs of several processes alone."""
@@ -211,7 +211,7 @@ def _outliving(unseen: str) -> set[int]:
   before, left = {0}, marked(UNSEEN, unseen)
   # A look misses what forks meanwhile, so two must find nothing.
   while (left or before) and os.path.exists(unseen) and time.monotonic() < over:
-    time.sleep(_SETTLE_SECONDS / 20)
+    time.sleep(_SETTLE_SECONDS / 5)
     before, left = left, marked(UNSEEN, unseen)
   return left
 
