@@ -32,14 +32,14 @@ _UPDATE = re.compile(r"update|apply|optim|adam|sgd", re.IGNORECASE)
 One that computes gradients does, too, such as a generator's after so many of its discriminator's.
 Any other that runs once in so many may as well be an evaluation."""
 _PART = 0.05
-"""A program that takes less than this fraction of the main one's time is no part of the step: small
-programs cut arguments up and average losses."""
+"""A program that takes less than this fraction of the main one's time, each time, is no part of the
+step unless it ends it: small programs cut arguments up and average losses."""
 _REGULAR = 0.9
 """Fraction of iterations in which a program runs equally often, if it is a part of the step."""
-_MOST_REPEATS = 32
+MOST_REPEATS = 64
 """Executions of the main program in one step at most, as in gradient accumulation. A program that
 runs more rarely than once in so many is beside the step."""
-_FEWEST = 3
+FEWEST = 3
 """Executions of the main program without which nothing repeats."""
 
 
@@ -109,19 +109,21 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
   candidates = _candidates(set(order), match)
   counts = collections.Counter(name for name in order if name in candidates)
   own = candidates if match else likely(candidates)
-  repeated = {name for name in own if counts[name] >= _FEWEST}
+  repeated = {name for name in own if counts[name] >= FEWEST}
   trains = that_train({name: seconds.get(name, 0.0) for name in repeated}, differentiated)
   main = max(repeated if match else trains or repeated,
              key=lambda name: (seconds.get(name, 0.0), name), default=None)
   if main is None:
     return None
-  others = [name for name in counts if name != main
-            and (match or seconds.get(name, 0.0) >= _PART * seconds.get(main, 0.0))]
-  rare = {name: every for name in others
-          if (match or name in trains or _UPDATE.search(name))
-          and 1 < (every := _repeats(order, name, main)) <= _MOST_REPEATS}
+  rare = {name: every for name in counts if name != main
+          and (match or name in trains or is_update(name))
+          and 1 < (every := _repeats(order, name, main)) <= MOST_REPEATS}
   once = min(rare, key=lambda name: (rare[name], name)) if rare else main
-  times = {name: every for name in (main, *others) if (every := _repeats(order, once, name)) > 0}
+  least = _PART * seconds.get(main, 0.0) / counts[main]
+  others = [name for name in counts if name not in (main, once)
+            and (match or seconds.get(name, 0.0) >= least * counts[name])]
+  times = {name: every for name in dict.fromkeys((main, once, *others))
+           if (every := _repeats(order, once, name)) > 0}
   ran = _first_whole([name for name in order if name in times], times)
   after = times[ran[0]] > 1
   cut = ran[0] if not after else ran[-1] if times[ran[-1]] == 1 else once
@@ -131,6 +133,12 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
   return Step(programs, cut, after, _why([
       name if times[name] == 1 else f"{name} ({times[name]} times)" for name in programs],
       spent, seconds, match), spent / whole if whole else 1.0)
+
+
+def ended_by(step: Step, update: str, times: int) -> Step:
+  """The step of one program where another ends it after so many executions."""
+  return Step((*step.programs, update), update, True,
+              f"{step.cut} ({times} times) and {update}, which repeat in turn", step.fraction)
 
 
 def likely(names: Set[str]) -> set[str]:
@@ -148,6 +156,15 @@ def is_beside(name: str) -> bool:
   """
   beside, step = _BESIDE.search(name), _STEP.search(name)
   return beside is not None and (step is None or beside.start() < step.start())
+
+
+def is_update(name: str) -> bool:
+  """Whether a program's name says that it ends a step, after so many executions of the main one.
+
+  >>> is_update("apply_gradients"), is_update("train_step")
+  (True, False)
+  """
+  return _UPDATE.search(name) is not None
 
 
 def is_jax(name: str) -> bool:
@@ -174,7 +191,7 @@ def _repeats(order: Sequence[str], each: str, other: str) -> int:
   if each == other:
     return 1
   at = [place for place, name in enumerate(order) if name == each]
-  if len(at) < _FEWEST:
+  if len(at) < FEWEST:
     return 0
   counts = collections.Counter(
       sum(name == other for name in order[begin:end])

@@ -95,6 +95,8 @@ class StepFinder:
     self._others: collections.deque[tuple[int, int]] = collections.deque(maxlen=_LOOK_BACK)
     self._times: collections.Counter[str] = collections.Counter()
     self._ran = 0
+    # By program that may end steps, how often the step had run each time.
+    self._ended: collections.defaultdict[str, list[int]] = collections.defaultdict(list)
     self._taken: list[dict[str, Any]] = []
     self._settled = 0
     self._next = first_step
@@ -125,7 +127,7 @@ class StepFinder:
     other = StepFinder(source, collector, self._match,
                        lambda found, last, _before: found if last else None, first_step=self._next)
     other._final, other._iteration_of = False, self._iteration_of
-    other._taken = list(self._taken)
+    other._taken, other._settled = list(self._taken), self._settled
     return other.cut(self._fresh, True)
 
   def _settle(self, last: bool) -> bool:
@@ -150,6 +152,7 @@ class StepFinder:
     # What follows another step is not measured from its end: a number is left out between them.
     self._next += bool(before)
     self._ran = 0
+    self._ended.clear()
     if jax.process_index() == 0:
       self._say(f"From step {self._next:,} on the step is {why}." if before else
                 f"The step is {why}.")
@@ -162,6 +165,7 @@ class StepFinder:
     steps that are over."""
     assert self.found is not None
     fresh, self._fresh = self._fresh, []
+    steps: list[StepCalls] = []
     for at, each in enumerate(fresh, 1):
       name = self._name(each[0])
       if name in self.found.programs:
@@ -171,17 +175,33 @@ class StepFinder:
         continue
       self._others.append(each)
       self._times[name] += 1
-      if self._takes_place(name):
-        steps = self._cut(True)
+      if longer := self._ended_by(name):
+        steps += self._cut(True)
+        self.found = longer
+        self._take(longer)
+      elif self._takes_place(name):
+        steps += self._cut(True)
         self.found, self._since, self._order = None, None, []
         self._fresh = [*self._others, *fresh[at:]]
         self._forget_others()
         return steps
-    return self._cut(last)
+    return steps + self._cut(last)
 
   def _forget_others(self) -> None:
     self._others.clear()
     self._times.clear()
+
+  def _ended_by(self, name: str) -> Step | None:
+    """The step, where a program ends it after all: one that accumulates for long had not ended when
+    it was settled what it is."""
+    assert self.found is not None
+    if self._match or len(self.found.programs) > 1 or not finding.is_update(name):
+      return None
+    ran = self._ended[name] = [*self._ended[name][-finding.FEWEST:], self._ran]
+    every = {later - earlier for earlier, later in itertools.pairwise(ran)}
+    regular = len(ran) > finding.FEWEST and len(every) == 1
+    return finding.ended_by(self.found, name, times) if regular and (
+        1 < (times := every.pop()) <= finding.MOST_REPEATS) else None
 
   def _takes_place(self, name: str) -> bool:
     """Whether a program has run so often since the step did that another loop has begun. It is as

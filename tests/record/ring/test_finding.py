@@ -20,6 +20,9 @@ def found(order, seconds, match=""):
     # accumulation: four gradients, an update
     ((["grad"] * 4 + ["update"]) * 4, {"grad": 4.0, "update": 1.0},
      (("grad", "update"), "update", True)),
+    # of more gradients, after which the update takes little
+    ((["grad"] * 40 + ["update"]) * 4, {"grad": 4.0, "update": 0.01},
+     (("grad", "update"), "update", True)),
     ((["first", "micro", "micro", "update"]) * 4, {"first": 2.0, "micro": 4.0, "update": 2.0},
      (("micro", "first", "update"), "first", False)),
     # parameters were placed in the same way as batches are, before the first step

@@ -104,6 +104,19 @@ def test_all_of_a_loop_are_steps_and_between_two_a_number_is_left_out(monkeypatc
     assert [one.ranges[0].begin for one in steps] == [*range(20), *range(40)]
 
 
+def test_an_update_ends_steps_that_had_not_ended_when_they_were_found(monkeypatch):
+  found = loops_of(monkeypatch, [*["fit"] * 16, "update"] * 9)
+  assert found[1000][0] == [(0, "fit", "update")] and len(found[1000][1]) == 9
+  for at_once in (1, 7):
+    loops, steps, _ = found[at_once]
+    assert loops == [(0, "fit"), (65, "fit", "update")]
+    assert [step.step for step in steps] == [*range(64), *range(65, 70)]
+    assert all(step.ranges[-1].program == 1 for step in steps[64:])
+  # One that comes at any time ends none.
+  parts = [[*["fit"] * times, "update"] for times in (16, 18, 16, 16, 17, 16, 16)]
+  assert [loops for loops, _, _ in loops_of(monkeypatch, *parts).values()] == [[(0, "fit")]] * 3
+
+
 def test_loops_that_alternate_are_not_cut_for_ever(monkeypatch):
   parts = (["pretrain"] * 30, ["fit"] * 30) * 50
   for loops, steps, _ in loops_of(monkeypatch, *parts).values():
