@@ -76,6 +76,7 @@ class Follower:
     self._window: windows.Window | None = None
     self._numbers: Numbers | None = None
     self._timestamped = False  # whether any collective is recorded
+    self._since = 0  # first step of the loop that is shown
     self._newest: float | None = None  # s, monotonic, when the newest rows were written
     self._told: collections.deque[Alert] = collections.deque(maxlen=_TOLD)
     self._restart(-1)
@@ -115,6 +116,7 @@ class Follower:
       self._window = windows.Window(
           windows.kept_steps(ranks, slots, self._steps + 2), ranks)
     window, any_new = self._window, False
+    window.follow(self._step_found.get("first_step") or 0)
     if not self._observed:
       for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
         any_new, self._timestamped = window.add(rows, now) or any_new, True
@@ -130,6 +132,11 @@ class Follower:
     if written is not None:
       self._newest = now if self._newest is not None else now - max(0.0, unix - written)
     return any_new
+
+  @property
+  def _step_found(self) -> dict[str, Any]:
+    """What `jaxpace run` has found to be the step, of the loop that runs; empty for other runs."""
+    return (self._info.get("settings") or {}).get("step") or {}
 
   @property
   def _observed(self) -> bool:
@@ -153,6 +160,11 @@ class Follower:
         self._told.append(Alert(
             f"Restarted: attempt {window.attempt + 1} goes on at step {window.first:,}.", True))
       self._restart(window.attempt)
+    elif window.since != self._since:
+      self._told.append(Alert(
+          f"From step {window.since:,} on the step is {self._step_found.get('why')}.", True))
+      self._restart(window.attempt)
+    self._since = window.since
     last = window.advance(now)
     if last < window.low:
       return

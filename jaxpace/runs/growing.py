@@ -138,9 +138,16 @@ class Window:
     """Makes an empty window of W steps, with the ranks known to be there; more are added as their
     rows come."""
     self.size = steps
+    self.since = 0  # step at which the loop began that is followed
     self.left_out = 0  # rank numbers from here on had rows that were left out; 0: none
     self._room = max(_ROOM // steps, 1)
     self._begin(-1, min(ranks, self._room))
+
+  def follow(self, since: int) -> None:
+    """Follows a loop of the program from its first step on: forgets the rows of one before."""
+    if since != self.since:
+      self.since = since
+      self._begin(self.attempt, self.ranks)
 
   def _begin(self, attempt: int, ranks: int) -> None:
     """Forgets all rows."""
@@ -224,7 +231,7 @@ class Window:
     # Restarted: what the attempts before did is no part of what happens now.
     if newest > self.attempt:
       self._begin(newest, self.ranks)
-    sound &= attempts == self.attempt
+    sound &= (attempts == self.attempt) & (data["step"] >= self.since)
     if not sound.any():
       return None
     self.ranks = max(self.ranks, int(ranks[sound].max()) + 1)

@@ -1,5 +1,6 @@
 """What the live view reads of a run that grows: all that is new, once, in bounded memory."""
 
+import json
 import pathlib
 
 import numpy as np
@@ -172,6 +173,21 @@ def test_a_process_that_died_is_not_waited_for(growing):
   look = follower.poll(30.0, 0.0)
   assert look.numbers.last == 200 and look.numbers.silent == (2, 3)
   assert "2, 3" in only(look.notes, Note.SILENT_RANKS)
+
+
+def test_another_loop_of_the_program_begins_anew_and_that_is_said(tmp_path):
+  growing = Growing(tmp_path / "run", JOB, tmp_path / "a")
+  follower, path = Follower(tmp_path / "run"), tmp_path / "run" / "run.json"
+  growing.write(150)
+  follower.poll(0.0, 0.0)
+  told = json.loads(path.read_text())
+  told["settings"] = {"step": {"programs": ["fit"], "why": "fit, which trains", "first_step": 200}}
+  path.write_text(json.dumps(told))
+  growing.write(260)
+  look = follower.poll(1.0, 1.0)
+  assert (look.numbers.first, look.step) == (201, 259)
+  assert [alert.sentence for alert in look.alerts if alert.over] == [
+      "From step 200 on the step is fit, which trains."]
 
 
 def test_a_restart_begins_anew_and_says_so(tmp_path):
