@@ -239,6 +239,27 @@ def test_the_report_is_on_the_loop_that_takes_most_of_the_time_and_says_so(tmp_p
   assert f"that of {own.programs[0]}" in note and f"{other.programs[0]}, " in note
 
 
+def test_another_loop_is_on_the_disk_before_it_is_sure_what_its_step_is(tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
+  monkeypatch.setattr(writer, "_GUESS_SECONDS", 0.0)
+  first, second, w = whole_training("one", 2, 1), whole_training("two", 3, 1), jnp.ones((4, 4))
+  with jaxpace.observed(tmp_path) as inside:
+    for _ in range(10):
+      w = jax.block_until_ready(first(w))
+    while inside.step is None:
+      time.sleep(0.01)
+    monkeypatch.setattr(found, "_SURE_SECONDS", 1e9)
+    for _ in range(10):
+      w = jax.block_until_ready(second(w))
+    while rows_written(tmp_path) < 4 * 20:
+      time.sleep(0.01)
+    assert inside.step is None
+    for window, collectives in (((0, 10), 3), ((11, None), 4)):
+      run = read_run(tmp_path, window=window)
+      assert (len(run.steps), len(run.collectives)) == (10, collectives)
+    assert len({entry["program"] for entry in run.plan["collectives"]}) == 2
+
+
 def test_programs_of_an_earlier_recording_are_no_part_of_the_next(tmp_path):
   mesh = jax.make_mesh((8,), ("data",), (AxisType.Auto,))
   x = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
