@@ -375,7 +375,7 @@ def _alarm(state: StreamState, signal: int, values: np.ndarray, high: np.ndarray
   if signal in rule.rare:
     onset = int(numbers[high.nonzero()[0].max(initial=0)])
   else:
-    onset = split_series(values[known][::-1], numbers[known][::-1], state.until)
+    onset = split_series(values[::-1], state.numbers, int(numbers[_LAST // 2]))
   ranks = len(state.last) - len(_JOB) - 1
   share = (values[known & (numbers >= onset)].mean() - state.middle[signal]) / state.step_time
   return Alarm(LATE if signal < ranks else _JOB[signal - ranks], signal if signal < ranks else None,

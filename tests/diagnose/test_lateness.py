@@ -95,6 +95,15 @@ def test_late_for_a_stretch_of_the_run_is_named_with_its_steps(length):
   assert {finding.first_step, finding.last_step} <= set(numbers(finding.evidence[0]))
 
 
+@pytest.mark.parametrize("began", [200, 203, 206])
+def test_a_change_is_dated_where_it_began_though_the_rank_stands_still_soon_after(began):
+  busy = noise(2, 400, deviation=0.05)
+  busy[1, began:] += 8 * MS
+  busy[1, [201, 211, 212]] += 25 * MS
+  (finding,) = diagnose_busy(busy).findings
+  assert finding.ranks == (1,) and finding.first_step == began
+
+
 @pytest.mark.parametrize("seed", range(examples(12)))
 def test_chance_among_many_ranks_and_few_steps_names_nobody(seed):
   assert Verdict.PERSISTENT not in modes(diagnose_busy(noise(64, 25, deviation=3.0, seed=seed)))
