@@ -68,13 +68,14 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
       raise RunError(f"{diagnosis.run.path} has {plural(diagnosis.selected.size, 'step')} that "
                      f"count; comparing needs {MIN_STEPS} in both runs. Let the job run on.")
   first, second = series(a), series(b)
-  whole = change(first["step"], second["step"])
+  whole = change_of_ratio(first["step"], second["step"])
   shares = {name: change(first[name], second[name], len(SHARES)) for name in SHARES}
   failed = limit is not None and whole.relative[0] > limit and whole.low > 0
   modes = [tuple(dict.fromkeys(f.mode for f in d.findings)) for d in (a, b)]
   found = Comparison(
       a, b, whole, shares, _ranks(a, b), *_only_in_one(a, b, modes), limit, failed,
-      Sentence(ChangeCode.NONE, ""), tuple(_notes(a, b)))
+      Sentence(ChangeCode.NONE, ""),
+      (*_notes(a, b), Note.BETWEEN_STARTS.say(a=whole.blocks[0], b=whole.blocks[1])))
   return found._replace(verdict=_verdict(found))
 
 
@@ -197,7 +198,6 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
     notes.append(Note.CLOCKS_DIFFER.say(a=clocks[0], b=clocks[1]))
   if differing := _settings(a.run, b.run):
     notes.append(Note.SETTINGS_DIFFER.say(settings="; ".join(differing)))
-  notes.append(Note.BETWEEN_STARTS.say())
   return notes
 
 
@@ -282,6 +282,7 @@ class Change(NamedTuple):
   difference: float
   low: float
   high: float
+  blocks: tuple[int, int]  # of neighbouring steps of a and b that the interval is by
 
   @property
   def sure(self) -> bool:
@@ -293,7 +294,7 @@ class Change(NamedTuple):
     """Difference, low and high as shares of the mean of a, which is above 0."""
     return self.difference / self.a, self.low / self.a, self.high / self.a
 
-  def to_json(self) -> dict[str, float | bool]:
+  def to_json(self) -> dict[str, Any]:
     """Returns plain values; seconds."""
     return {**self._asdict(), "sure": self.sure}
 
@@ -328,10 +329,30 @@ def from_blocks(a: np.ndarray, b: np.ndarray, tests: int = 1, mean_a: float | No
   """The same from means of blocks, 2 or more of each."""
   mean_a = float(a.mean()) if mean_a is None else mean_a
   mean_b = float(b.mean()) if mean_b is None else mean_b
+  half = _half_width(a, b, tests)
+  difference = mean_b - mean_a
+  return Change(mean_a, mean_b, difference, difference - half, difference + half,
+                (len(a), len(b)))
+
+
+def change_of_ratio(a: np.ndarray, b: np.ndarray) -> Change:
+  """Compares the means of two series of neighbouring steps that are all above 0, such as step
+  times.
+
+  As `change`, but by the logarithm of their ratio: a step can't become shorter by more than itself,
+  and neither can the interval.
+  """
+  mean_a, mean_b, blocks = float(a.mean()), float(b.mean()), (blocked(a), blocked(b))
+  # what a mean strays by, relative to itself, its logarithm strays by
+  factor = math.exp(_half_width(blocks[0] / mean_a, blocks[1] / mean_b))
+  return Change(mean_a, mean_b, mean_b - mean_a, mean_b / factor - mean_a, mean_b * factor - mean_a,
+                (len(blocks[0]), len(blocks[1])))
+
+
+def _half_width(a: np.ndarray, b: np.ndarray, tests: int = 1) -> float:
+  """Half of Welch's interval of the difference of two means, Bonferroni over `tests`."""
   # Times are whole nanoseconds: a spread below that is rounding.
   error_a, error_b = (max(float(x.var(ddof=1)) / len(x), 1e-20) for x in (a, b))
   freedom = (error_a + error_b)**2 / (error_a**2 / (len(a) - 1) + error_b**2 / (len(b) - 1))
-  half = (float(special.stdtrit(freedom, 1 - (1 - INTERVAL) / (2 * tests)))
+  return (float(special.stdtrit(freedom, 1 - (1 - INTERVAL) / (2 * tests)))
           * math.sqrt(error_a + error_b))
-  difference = mean_b - mean_a
-  return Change(mean_a, mean_b, difference, difference - half, difference + half)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxpace.cli.main import main
-from jaxpace.diagnose.compare import change, compare, from_blocks, series
+from jaxpace.diagnose.compare import change, change_of_ratio, compare, from_blocks, series
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.words.codes import ChangeCode, codes
@@ -37,6 +37,28 @@ def test_the_interval_is_welchs(m, n, seed, scale):
   assert (several.low, several.high) == pytest.approx((expected.low, expected.high))
 
 
+@given(st.integers(20, 60), st.integers(0, 10**6), st.floats(0.01, 100))
+def test_no_step_becomes_shorter_by_more_than_itself(size, seed, factor):
+  """A run with a pause of a hundred steps, beside one without: Welch's interval of the difference
+  reached below -100 %."""
+  random = np.random.default_rng(seed)
+  a, b = random.exponential(1, size), factor * random.exponential(1, size)
+  a[size // 2] += 100
+  found, back = change_of_ratio(a, b), change_of_ratio(b, a)
+  assert -1 < found.relative[1] < found.relative[0] < found.relative[2]
+  # of B to A it is the other way round
+  assert (1 + found.relative[1]) * (1 + back.relative[2]) == pytest.approx(1)
+  assert found.sure == back.sure and found.blocks == back.blocks[::-1]
+
+
+def test_the_interval_of_a_small_change_is_that_of_the_difference():
+  random = np.random.default_rng(0)
+  a, b = random.normal(50, 1, 1000), random.normal(50.5, 1, 1000)
+  ratio, difference = change_of_ratio(a, b), change(a, b)
+  assert ratio.relative == pytest.approx(difference.relative, abs=1e-4)
+  assert ratio.difference == difference.difference
+
+
 def noisy(keep, size, random):
   values = random.normal(size=size)
   for k in range(1, size):
@@ -49,7 +71,8 @@ def test_equal_runs_are_seldom_told_apart_even_where_noise_remembers(keep):
   """95 % intervals over 300 pairs; steps taken as independent would fail every second pair at
   0.9."""
   random = np.random.default_rng(1)
-  sure = sum(change(noisy(keep, 1000, random), noisy(keep, 1000, random)).sure for _ in range(300))
+  sure = sum(change_of_ratio(noisy(keep, 1000, random), noisy(keep, 1000, random)).sure
+             for _ in range(300))
   assert sure <= 0.09 * 300
 
 

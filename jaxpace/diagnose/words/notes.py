@@ -136,9 +136,9 @@ class Note(Code):
       "Set differently: {settings}.")
   BETWEEN_STARTS = ("between_starts",
       "compare: what changes between two starts is not in the interval",
-      "The interval is about the steps of these two runs. What changes from one start of a "
-      "job to the next (placement, neighbours) is not in it: compare two runs of one program "
-      "to see how much that is.")
+      "The interval is by {a} blocks of A's steps and {b} of B's. What changes from one start "
+      "of a job to the next (placement, neighbours) is not in it: compare two runs of one "
+      "program to see how much that is.")
   RANKS_AWAY = ("ranks_away",
       "report: some ranks left no rows in a stretch: nothing there counts as "
       "contention",
