@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.limits import CONFIDENCE, EFFECT
+from jaxpace.diagnose.limits import CONFIDENCE, EFFECT, TWICE
 from jaxpace.diagnose.selected_steps import mean_known, merged, ratio, slices
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
@@ -91,9 +91,9 @@ class Blocks(NamedTuple):
 def find_episodes(blocks: Blocks, steps: int) -> list[Episode]:
   """Finds who is late when.
 
-  Between its own change-points a rank is late or not; neighbouring stretches in which it is late
-  are one episode. A rank that is late over the whole run, though not in stretches of it that can be
-  separated, is late throughout.
+  Between its own change-points a rank is late or not; neighbouring stretches in which it is late by
+  about as much are one episode. A rank that is late over the whole run, though not in stretches of
+  it that can be separated, is late throughout.
   """
   size, ranks = blocks.arrival.shape[1], np.flatnonzero(blocks.eligible)
   whole = dict(zip(ranks.tolist(), blocks.test(ranks.tolist(), 0, size, len(ranks)), strict=True))
@@ -103,12 +103,29 @@ def find_episodes(blocks: Blocks, steps: int) -> list[Episode]:
     spans = list(zip(edges[:-1], edges[1:], strict=True)) if changes else []
     tested = [blocks.test([rank], *span, len(ranks) * len(spans))[0] for span in spans]
     late = [i for i, test in enumerate(tested) if test.late(blocks.step_time)]
-    stretches = joined([spans[i] for i in _grown(late, tested, blocks.step_time)])
+    stretches = _as_late(tested, _grown(late, tested, blocks.step_time))
     if not stretches and whole[rank].late(blocks.step_time):
       stretches = [(0, size)]
     own = [blocks.test([rank], begin, end, len(ranks))[0] for begin, end in stretches]
     found += [e for e in own if e.end - e.begin >= min(SHORTEST, size)
               and e.steps >= min(FEWEST_STEPS, steps)]
+  return found
+
+
+def _as_late(tested: Sequence[Episode], late: Sequence[int]) -> list[tuple[int, int]]:
+  """Late stretches, those that follow on each other as one unless a rank is much later in one of
+  them: then something began or ended there."""
+  found: list[tuple[int, int]] = []
+  steps = 0
+  for i in late:
+    begin, end = tested[i].begin, tested[i].end
+    less, more = sorted([tested[i - 1].lateness, tested[i].lateness])
+    if found and found[-1][1] == begin and (more < TWICE * less or steps < FEWEST_STEPS):
+      begin = found.pop()[0]
+    else:
+      steps = 0
+    steps += tested[i].steps
+    found.append((begin, end))
   return found
 
 

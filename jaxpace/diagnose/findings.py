@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxpace.core.words import duration
 from jaxpace.diagnose import tcp
 from jaxpace.diagnose.episodes import change_points
 from jaxpace.diagnose.lateness import attributed_wait, rank_change
@@ -26,11 +27,12 @@ from jaxpace.diagnose.mechanism import crowded_processors
 from jaxpace.diagnose.modes import amplification, contention, jitter, straggler
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, FewPauses, Finding, Unnamed
 from jaxpace.diagnose.modes.straggler import excess
-from jaxpace.diagnose.phases import beyond_usual, pauses_in
+from jaxpace.diagnose.phases import beyond_usual, on_purpose, pauses_in
+from jaxpace.diagnose.stopped import stopped_in
 from jaxpace.diagnose.what_if import has_gaps
 from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence, advise
-from jaxpace.diagnose.words.names import joined, milliseconds, named
+from jaxpace.diagnose.words.names import joined, milliseconds, name_process, named
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.host import parse_list
 from jaxpace.runs.run import MISSING, PAUSES, Run
@@ -164,7 +166,7 @@ def _transfers(case: EvidenceInputs, places: list[straggler.Bad],
 # a lasting rank or of a floor; the notes and the verdict do.
 
 _UNMEASURED = {
-    "runtime": "gaps between steps, of which no column shows the cause,",
+    "runtime": "gaps between steps, for no cause that was recorded,",
     "compute": "long steps on all ranks, of which gaps between steps may be a part,"}
 _TRANSFERS = "transfers far longer than usual, in which a whole process may have stood still,"
 
@@ -183,15 +185,25 @@ def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
   gap = np.nan_to_num(case.totals.per_step[own])
   # what all ranks do alike: one that pauses alone makes the others wait
   alone = np.nan_to_num(case.totals.earliness.sum(axis=0))
-  unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone, 0.0)
+  meant = on_purpose(run)
+  unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone - meant, 0.0)
   causes: list[tuple[str, np.ndarray]] = []
   for name, paused in pauses_in(run).items():
     if len(paused):
       lost = np.minimum(beyond_usual(paused, selected).mean(axis=0), gap)
       unmeasured = np.maximum(unmeasured - lost, 0.0)
       causes.append((PAUSES[name].label, lost))
+  transfers = _long_transfers(case)
+  why: dict[str, str] = {}
+  for process, at in stopped_in(run, transfers, MOST * step_time).items():
+    label = f"{name_process(run, process)}, which stood still inside a collective,"
+    there = np.isin(np.arange(len(transfers)), [one.step for one in at])
+    causes.append((label, np.where(there, transfers, 0.0)))
+    transfers = np.where(there, 0.0, transfers)
+    why[label] = Note.STOOD_STILL.say(seconds=duration(max(one.seconds for one in at)),
+                                      usual=duration(at[0].usual))
   found = []
-  for label, lost in [*causes, (_UNMEASURED[own], unmeasured), (_TRANSFERS, _long_transfers(case))]:
+  for label, lost in [*causes, (_UNMEASURED[own], unmeasured), (_TRANSFERS, transfers)]:
     long = selected.mask & (lost >= MOST * step_time)
     seconds = float(lost[long].sum())
     share = seconds / (step_time * selected.size)
@@ -199,7 +211,7 @@ def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
       longest = int(np.where(long, lost, 0.0).argmax())
       most = long.sum() > 1 and lost[longest] >= 2 * (seconds - lost[longest])
       found.append(FewPauses(label, seconds, share, run.steps[long], float(lost[longest]),
-                             int(run.steps[longest]) if most else None))
+                             int(run.steps[longest]) if most else None, why.get(label, "")))
   return tuple(sorted(found, key=lambda pauses: -pauses.share))
 
 

@@ -156,7 +156,7 @@ def _lowest_median(values: np.ndarray, width: int) -> float:
 
 SHARES = ("compute", "skew", "transfer", "contention", "runtime", "pacing")
 MEANING = {
-    "compute": "forward, backward, update",
+    "compute": "each rank's own work",
     "skew": "waiting for ranks that compute more",
     "transfer": "the collectives themselves",
     "contention": "collectives slower than their best",

@@ -15,11 +15,19 @@ from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
 from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
 from jaxpace.diagnose.mechanism import crowded_processors, switches
+from jaxpace.diagnose.phases import on_purpose
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence, Verdict
-from jaxpace.diagnose.words.names import joined, milliseconds, name_rank, percent, some_ranks
+from jaxpace.diagnose.words.names import (
+  NAMED,
+  joined,
+  milliseconds,
+  name_rank,
+  percent,
+  some_ranks,
+)
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hang.alarms import where
 from jaxpace.runs.groups import groups
@@ -42,7 +50,7 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
         first=WARMUP_STEPS, factor=WARMUP_FACTOR))
   if unfinished.size:
     notes.append(Note.UNFINISHED.say(steps=plural(unfinished.size, "step"), first=unfinished[0]))
-  if run.aggregated is not None and facts.step_time:
+  if run.aggregated is not None and facts.step_time and facts.selected.size < facts.counted:
     notes.append(Note.IN_FULL.say(detailed=facts.selected.size,
         steps=plural(facts.counted, "step")))
   uncounted = facts.selected.recorded - facts.counted - facts.selected.warmup.size - unfinished.size
@@ -108,7 +116,7 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
   notes: list[Sentence] = []
   assert facts.step_time is not None
   if run.collectives and not facts.floor.known:
-    notes.append(Note.LOWER_BOUND.say(width=facts.floor.width, source=facts.floor.source))
+    notes.append(Note.LOWER_BOUND.say(width=facts.floor.width))
   whole = totals.earliness.sum(axis=0)
   if np.isfinite(whole).any() and facts.selected.size >= 100:
     worst = int(np.nanargmax(whole))
@@ -121,18 +129,20 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
   unnamed = facts.unnamed if not facts.inconclusive else None
   if unnamed:
     total = sum(facts.waiting.values())
-    causes = [f"{percent(facts.waiting[name] / total)} for {words}"
+    causes = [f"{percent(facts.waiting[name] / total)} is for {words}"
               for name, words in _WAITING.items()
               if facts.waiting.get(name, 0.0) > 0]
     which = f": {list_ranks(unnamed.steps)}" if unnamed.few else ""
     notes.append(Note.WAITING_FOR.say(causes=joined(causes), few=len(unnamed.steps),
         steps=plural(facts.selected.size, "step"), which=which))
+  notes += _other_programs(facts)
   for pauses in facts.few_pauses:
     most = (f", and {milliseconds(pauses.longest)} of it in step {pauses.most_in} alone"
             if pauses.most_in is not None else "")
     notes.append(Note.FEW_PAUSES.say(cause=pauses.cause, seconds=milliseconds(pauses.seconds),
         part=percent(pauses.share), steps=plural(len(pauses.steps), "step"),
-        numbers=list_ranks(pauses.steps), most=most))
+        numbers=list_ranks(pauses.steps), most=most,
+        why=f" {pauses.why}" if pauses.why else ""))
   notes += _slow_for_good(facts)
   staged = totals.groups.staged  # then it is their bubbles
   spread = abs(float(totals.per_step["spread"][facts.selected.mask].mean()))
@@ -141,6 +151,21 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
   if totals.delayed:
     notes.append(Note.PACED.say("report"))
   return notes
+
+
+def _other_programs(facts: Diagnosis) -> list[Sentence]:
+  """What all processes run between steps, where it takes time."""
+  assert facts.step_time is not None
+  seconds = on_purpose(facts.run)[facts.selected.mask]
+  part = float(seconds.mean()) / facts.step_time.mean
+  if part < LEAST:
+    return []
+  step = facts.run.info.get("settings", {}).get("step") or {}
+  names = step.get("beside") or ()
+  programs = joined(names) if 0 < len(names) <= NAMED else "other programs, such as an evaluation"
+  return [Note.OTHER_PROGRAMS.say(
+      programs=programs, seconds=milliseconds(float(seconds.mean())), part=percent(part),
+      often=percent(float((seconds > 0).mean())), longest=milliseconds(seconds.max()))]
 
 
 def _slow_for_good(facts: Diagnosis) -> list[Sentence]:

@@ -8,7 +8,7 @@ from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.limits import SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps, medians_known
 from jaxpace.diagnose.step_times import counted
-from jaxpace.runs.run import PAUSES, Run
+from jaxpace.runs.run import OTHERS, PAUSES, Run
 
 ORDER = ("forward", "backward", "compute", "held", "sync", "update", "gap")
 
@@ -90,10 +90,22 @@ def paused(run: Run, selected: SelectedSteps) -> tuple[float, float]:
 
 def pauses_in(run: Run) -> dict[str, np.ndarray]:
   """[P, K] seconds that each process collects garbage, waits for data and writes checkpoints, by
-  cause as far as recorded; 0 where a step's are missing."""
+  cause as far as recorded, without what the job does on purpose; 0 where a step's are missing."""
   columns = run.host_causes.columns
-  return {name: np.nan_to_num(columns[name].astype(np.float64)) for name in PAUSES
-          if name in columns}
+  found = {name: np.nan_to_num(columns[name].astype(np.float64)) for name in PAUSES
+           if name in columns}
+  if OTHERS in found:
+    found[OTHERS] = found[OTHERS] - on_purpose(run)
+  return found
+
+
+def on_purpose(run: Run) -> np.ndarray:
+  """[K] seconds for which all processes run programs beside the step, such as an evaluation: these
+  are the job's own and no pause."""
+  seconds = run.host_causes.columns.get(OTHERS)
+  if seconds is None or not len(seconds):
+    return np.zeros(len(run.steps))
+  return np.nan_to_num(seconds.astype(np.float64)).min(axis=0)
 
 
 def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:

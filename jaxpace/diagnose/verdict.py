@@ -11,7 +11,7 @@ from jaxpace.diagnose.mechanism import crowded_processors
 from jaxpace.diagnose.modes.inputs import FewPauses, Finding
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence, Verdict
-from jaxpace.diagnose.words.names import joined, milliseconds, named, percent, some_ranks
+from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, named, percent, some_ranks
 
 
 def verdict_on(facts: Diagnosis) -> Sentence:
@@ -70,7 +70,7 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
     where = (f"is for rank {unnamed.rank} in few steps" if unnamed.few and unnamed.rank is not None
              else "comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
-             if unnamed.rank is not None else "is for ranks in turn, without a cause that shows")
+             if unnamed.rank is not None else "is for ranks in turn, for no cause that shows")
     return Verdict.UNNAMED_WAITING.say(part=percent(unnamed.share), where=where,
         lasting=f" {lasting}" if lasting else "")
   waiting = (f"no rank is persistently late, and waiting for late ranks takes "
@@ -106,10 +106,10 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
   slower = facts.no_contention
   if slower and facts.run.ranks > 1 and slower.saving >= COSTLY:
     why = (
-        "other programs run on the hosts' processors, and transfers wait for these as well as for "
-        "the network"
-        if crowded_processors(facts) else
-        "whether the network or waiting for processors makes them so does not show in this run")
+        "the hosts' processors are shared, and transfers wait for them" if crowded_processors(facts)
+        else "whether the network or waiting for processors makes them so does not show in this run"
+        if len(hosts_of(facts.run, range(facts.run.ranks))) > 1 else
+        "they stay on one host, whose processors and memory carry them")
     found.append((slower.saving, Verdict.SLOW_TRANSFERS.say(saving=percent(slower.saving),
         speedup=slower.speedup, why=why)))
   if not found:
@@ -126,6 +126,8 @@ def _found(facts: Diagnosis) -> Sentence:
     said = f"{said} Then: {joined(others)}."
   if sum(_worth(facts, finding) for finding in facts.findings) >= COSTLY:
     return Sentence(facts.findings[0].mode, said)
+  if facts.few_pauses:
+    return Sentence(Verdict.FEW_PAUSES, _paused(facts.few_pauses[0], facts.selected.size))
   return Verdict.COSTS_LITTLE.say(largest=_largest(facts), said=said)
 
 
@@ -156,11 +158,11 @@ def _of_mode(facts: Diagnosis, finding: Finding) -> str:
                           "a crowded fabric",
       Verdict.JITTER: f"pauses between steps on {subject or 'all ranks'}"}.get(finding.mode)
   if lost_to:
-    said = f"Every step loses {cost} to {lost_to}"
+    said = f"On average a step loses {cost} to {lost_to}"
   elif finding.ranks:
-    said = f"Every step waits {cost} for {subject}, which takes long now and then"
+    said = f"On average a step waits {cost} for {subject}, which takes long now and then"
   else:
-    said = f"Every step waits {cost} " + (
+    said = f"On average a step waits {cost} " + (
         f"because lateness varies, beside what it waits for {some_ranks(late)} as a rule"
         if late else "for ranks that change from step to step")
   return f"{said}: {_lower(finding.advice)}"

@@ -89,6 +89,7 @@ class FoundStepJson(LoopJson):
   """What was found to be the step last, and in the loops before."""
 
   before: Annotated[list[LoopJson], Meta(max_length=256)] = []
+  beside: Annotated[list[Line], Meta(max_length=256)] = []
 
 
 class SettingsJson(Struct):

@@ -121,13 +121,15 @@ class HostCause(NamedTuple):
     return 1e-9 if self.column.endswith("_ns") else 1.0
 
 
+OTHERS = "others"
+"""Name of the one that is programs beside the step."""
 HOST_CAUSES = (
     HostCause("cpu_ns", "CPU time"),
     HostCause("nivcsw", "involuntary context switches"),
     HostCause("gc_ns", "garbage collection", "collects garbage"),
     HostCause("data_ns", "waiting for data", "waits for data", asked=True),
     HostCause("checkpoint_ns", "checkpoints", "writes checkpoints", asked=True),
-    HostCause("others_ns", "other programs", "runs other programs (an evaluation, or what "
+    HostCause(f"{OTHERS}_ns", "other programs", "runs other programs (an evaluation, or what "
               "processes meet in, as for a checkpoint)"),
     HostCause("between_ns", "time between steps", "is between two steps (data, a checkpoint, a "
               "program without collectives)"),

@@ -104,6 +104,16 @@ def test_a_change_is_dated_where_it_began_though_the_rank_stands_still_soon_afte
   assert finding.ranks == (1,) and finding.first_step == began
 
 
+def test_a_rank_that_is_late_and_becomes_much_later_is_dated_where_it_does():
+  busy = noise(4, 400, deviation=0.1)
+  busy[1] += MS
+  busy[1, 250:] += 8 * MS
+  (finding,) = diagnose_busy(busy).findings
+  assert finding.ranks == (1,) and finding.first_step in range(249, 252)
+  said = numbers(only(finding.evidence, Evidence.LATE))
+  assert said[2:6] == [1, pytest.approx(1, abs=0.1), 249, pytest.approx(9, abs=0.1)]
+
+
 @pytest.mark.parametrize("seed", range(examples(12)))
 def test_chance_among_many_ranks_and_few_steps_names_nobody(seed):
   assert Verdict.PERSISTENT not in modes(diagnose_busy(noise(64, 25, deviation=3.0, seed=seed)))

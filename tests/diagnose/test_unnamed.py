@@ -8,7 +8,7 @@ import pytest
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.runs.run import PAUSES, HostCauses
+from jaxpace.runs.run import PAUSES, HostCauses, HostSamples
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
 
@@ -160,3 +160,26 @@ def test_collectives_without_stamps_are_told_once_a_reason():
   many, one = (note for note in notes if note.code == Note.NOT_STAMPED)
   assert numbers(many) == [40] and entries[0]["reason"] in many
   assert numbers(one) == [] and entries[-1]["reason"] in one
+
+
+@pytest.mark.parametrize("stopped", [(1,), (), (0, 1, 2, 3)])
+def test_a_process_that_is_stopped_inside_a_collective_is_named_by_the_samples_it_did_not_take(
+    stopped):
+  """Six seconds in one transfer. Where all processes went on, or none did, nobody is to blame."""
+  transfer = np.full(STEPS, 2 * MS)
+  transfer[120] += 6000 * MS
+  run = make_run(*barrier((noisy(80.0) * MS).astype(np.int64), transfer))
+  last = run.collectives[0].exit_ns
+  samples = []
+  for process in range(RANKS):
+    times = np.arange(last[process, 0], last[process, -1], 1000 * MS)
+    inside = (times > last[process, 119]) & (times < last[process, 120])
+    samples.append(times[~inside] if process in stopped else times)
+  run = dataclasses.replace(run, process_of_rank=np.arange(RANKS), host_samples=HostSamples(
+      np.repeat(np.arange(RANKS), [len(times) for times in samples]).astype(np.int32),
+      np.zeros(sum(map(len, samples)), np.int32), np.concatenate(samples), {}))
+  found = diagnose(run)
+  assert found.verdict.code == Verdict.FEW_PAUSES and "step 120" in found.verdict
+  named = [process for process in range(RANKS) if f"process {process}" in found.verdict]
+  assert named == ([1] if stopped == (1,) else [])
+  assert ("took no samples" in only(found.notes, Note.FEW_PAUSES)) == bool(named)

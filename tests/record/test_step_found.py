@@ -151,7 +151,8 @@ def test_what_computes_gradients_is_the_step_though_an_evaluation_takes_longer(t
       for _ in range(9):
         forward(w, x).block_until_ready()
   assert inside.step.programs == ("fit",)
-  assert len(read_run(tmp_path / "run").steps) == 10
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == 10 and run.info["settings"]["step"]["beside"] == ["forward"]
 
 
 def test_a_pattern_names_another_program(tmp_path):

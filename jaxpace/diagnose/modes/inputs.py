@@ -66,6 +66,7 @@ class FewPauses(NamedTuple):
   steps: np.ndarray  # numbers of the steps with a long one
   longest: float  # seconds, mean over processes
   most_in: int | None  # step that holds most of the seconds by itself, of several
+  why: str = ""  # how that is known, where it isn't measured
 
 
 class Unnamed(NamedTuple):

@@ -20,7 +20,7 @@ from jaxpace.diagnose.limits import (
 )
 from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds, of_pauses, strikes
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
-from jaxpace.diagnose.phases import paused
+from jaxpace.diagnose.phases import beyond_usual, on_purpose, paused
 from jaxpace.diagnose.selected_steps import mean_known, merged
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence, against_pauses
@@ -28,13 +28,15 @@ from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent, some_r
 
 
 def _beyond_usual(case: EvidenceInputs) -> tuple[np.ndarray, float, np.ndarray]:
-  """Gaps beyond each rank's usual one, s per step: [R]; the mean over ranks; and by block that with
-  the waiting for them, [B]."""
+  """Gaps beyond each rank's usual one but what all processes do in them on purpose, s per step,
+  [R]; the mean over ranks; and by block that with the waiting for them, [B]."""
   totals, selected = case.totals, case.selected
-  mean = totals.per_rank["runtime"] / np.maximum(totals.present, 1)
+  meant = beyond_usual(on_purpose(case.run)[None], selected)[0]
+  mean = (totals.per_rank["runtime"] / np.maximum(totals.present, 1)
+          - float(meant[selected.mask].mean() if selected.size else 0.0))
   usual = np.nan_to_num(case.phases.get("gap", np.zeros(len(mean))))
   present = totals.present / max(1, int(totals.present.sum()))
-  own = totals.per_step["runtime"] - float((usual * present).sum())
+  own = totals.per_step["runtime"] - float((usual * present).sum()) - meant
   return (np.where(totals.present > 0, np.clip(mean - usual, 0.0, None), 0.0),
           max(float(np.nanmean(own[selected.mask])), 0.0) if selected.size else 0.0,
           selected.means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap))
@@ -87,7 +89,7 @@ def standing_out(case: EvidenceInputs) -> int | None:
     return None
   number: dict[int, int] = {}
   for rank in range(run.ranks):
-    gaps = run.durations["gap"][rank, case.selected.mask].astype(np.float64)
+    gaps = (run.durations["gap"][rank] - on_purpose(run))[case.selected.mask]
     long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= PART * case.mean_step))
     process = int(run.process_of_rank[rank])
     number[process] = max(number.get(process, 0), long)

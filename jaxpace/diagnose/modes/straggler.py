@@ -13,11 +13,11 @@ import numpy as np
 from jaxpace.core.words import list_ranks
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.lateness import WaitedFor, costliest_first, longer_gap, rank_change, spell
-from jaxpace.diagnose.limits import LEAST, MOST
+from jaxpace.diagnose.limits import LEAST, MOST, NEARLY_ALL
 from jaxpace.diagnose.mechanism import kinds, of_lateness
 from jaxpace.diagnose.modes.contention import SlowTransfers
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
-from jaxpace.diagnose.selected_steps import MAX_COARSE, mean_known
+from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.waiting_places import late_at
 from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import ADVICE, Evidence, advise
@@ -98,28 +98,35 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
   for rank in late[:NAMED]:
     own = [e for e in episodes if e.rank == rank]
     often = int(totals.last[rank]) / max(1, int(totals.present[rank]))
-    longest = max(own, key=lambda e: e.steps)
-    # of the blocks that its persistence is counted in
-    steps = max(1, round(longest.steps / min(MAX_COARSE, longest.end - longest.begin)))
-    spells = [_spell(case, [e]) for e in own[:3]]
-    times = joined([spell(*found) for found in spells])
-    chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
-    evidence.append(Evidence.LATE.say(rank=name_rank(run, rank),
-        lateness=milliseconds(longest.lateness), times=times, chronic=chronic,
-        persistence=percent(longest.persistence), steps=steps, often=percent(often)))
-    compute, gap = excess(case, longest)
+    worst = max(own, key=lambda e: e.lateness * e.steps)
+    evidence.append(Evidence.LATE.say(rank=name_rank(run, rank), often=percent(often),
+                                      **_when(case, own, worst)))
+    compute, gap = excess(case, worst)
     if rank == late[0] or len(late) < NAMED:
-      evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
-      at = late_at(case, longest) if compute > gap else None
+      evidence.append(Sentence(Evidence.WHERE, _where(case, worst)))
+      at = late_at(case, worst) if compute > gap else None
       evidence += [at] if at else []
     process = int(run.process_of_rank[rank])
     if process >= 0 and process not in explained:
       explained.add(process)
-      mechanisms += of_lateness(case, process, longest.begin, longest.end,
+      mechanisms += of_lateness(case, process, worst.begin, worst.end,
                                 max(compute + gap, 0.0), gap)
   if len(late) > NAMED:
     evidence.append(Evidence.LATE_AND_LESS.say(late=list_ranks(late[NAMED:])))
   return [*evidence, *mechanisms], mechanisms
+
+
+def _when(case: EvidenceInputs, own: Sequence[Episode], worst: Episode) -> dict[str, str]:
+  """By how much and when a rank is late, whether it is in time otherwise, and how persistently it
+  is late where it costs most."""
+  shown = sorted([worst, *[e for e in own if e is not worst][:NAMED - 1]], key=lambda e: e.begin)
+  late = [f"{milliseconds(e.lateness)}{'' if e is not shown[0] else ' after the typical rank'} "
+          f"{spell(*_spell(case, [e]))}" for e in shown]
+  always = sum(e.end - e.begin for e in own) == case.selected.blocks
+  rarely = worst.persistence < NEARLY_ALL
+  return {"late": joined(late), "otherwise": "" if always else ", and in time otherwise",
+          "persistence": f"; then it is late for {percent(worst.persistence)} of the time"
+                         if rarely else ""}
 
 
 def excess(case: EvidenceInputs, episode: Episode) -> tuple[float, float]:

@@ -123,10 +123,10 @@ class Verdict(Code):
       "waiting": "Healthy: {waiting}. {largest}",
       "alone": "Healthy: one rank has nobody to wait for."})
   DATA_WAITS = ("data_waits", "no finding, but every step waits for data",
-      "Every step waits {data} ({part} of it) for data, mean over ranks: prefetch further "
+      "On average a step waits {data} ({part} of it) for data: prefetch further "
       "ahead, and look at the storage and the decoding it comes from.")
   SLOW_TRANSFERS = ("slow_transfers", "no finding, but transfers take longer than their best",
-      "Transfers take longer than their best for {saving} of the step, which would be "
+      "Transfers that take longer than the quickest ones cost {saving} of the step, which would be "
       "{speedup:.2f} times as fast without that: {why}.")
   FEW_PAUSES = "few_pauses", "no finding, but few long pauses take much of the time"
   UNNAMED_WAITING = ("unnamed_waiting", "no finding, but much waiting without a cause that shows",

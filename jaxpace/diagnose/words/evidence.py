@@ -17,9 +17,8 @@ class Evidence(Code):
   """What a sentence of a finding's evidence shows."""
 
   LATE = ("late", "how late a rank arrives, and when",
-      "{rank} reaches the collectives {lateness} after the typical rank, {times}{chronic}: so "
-      "in {persistence} of the stretches of {steps} steps; the job waited for it in {often} "
-      "of all steps.")
+      "{rank} reaches the collectives {late}{otherwise}{persistence}; the job waited for it in "
+      "{often} of all steps.")
   AT = ("at", "at which collective, iteration and line of the model a rank is late", {
       "spread":
           "Its lateness is spread over the step: of {whole}, {part} is at {name}{origin}, the "
@@ -42,8 +41,8 @@ class Evidence(Code):
       "All ranks of {hosts} are late: the {host}, not a single device.")
   ELSEWHERE = "elsewhere", "hosts with other ranks in time", "On {hosts} other ranks are in time."
   SAVES_MORE = ("saves_more", "why mending it saves more than its share",
-      "{part} of the step is what the ranks wait for that, mean over all, of which {late} "
-      "little; the job as a whole would save {saving}: {speedup:.2f} times as fast.")
+      "The ranks wait for that {part} of the step, mean over all; as {late} hardly at all, a step "
+      "would be shorter by {saving} without it: {speedup:.2f} times as fast.")
   ROWS_MISSING = ("rows_missing",
       "some ranks left no rows, and waiting for them looks like slow transfers",
       "Rows of {ranks} are missing: what the others wait for {them} looks the same.")

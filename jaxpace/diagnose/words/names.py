@@ -51,11 +51,11 @@ def some_ranks(ranks: Sequence[int] | np.ndarray) -> str:
 def milliseconds(seconds: float) -> str:
   """Seconds, shown as milliseconds.
 
-  >>> milliseconds(0.02034), milliseconds(0.00031), milliseconds(1.5)
-  ('20.3 ms', '0.31 ms', '1,500 ms')
+  >>> milliseconds(0.02034), milliseconds(0.00031), milliseconds(1.5), milliseconds(0.009996)
+  ('20.3 ms', '0.31 ms', '1,500 ms', '10.0 ms')
   """
   value = seconds * 1e3
-  digits = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+  digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 999.95 else 0
   return f"{value:,.{digits}f} ms"
 
 
@@ -70,11 +70,13 @@ def signed(seconds: float) -> str:
 
 
 def more(seconds: float) -> str:
-  """A difference in seconds, in words.
+  """A difference in seconds, in words that "than" goes on.
 
-  >>> more(-0.002)
-  '2.00 ms shorter'
+  >>> more(-0.002), more(-1e-6)
+  ('2.00 ms shorter', 'no longer')
   """
+  if not signed(seconds).strip("0., ms"):
+    return "no longer"
   return f"{milliseconds(abs(seconds))} {'longer' if seconds >= 0 else 'shorter'}"
 
 

@@ -28,16 +28,23 @@ class Note(Code):
       "shares, waits and what-if are of these. Step times, how late each rank is and since "
       "when are of all.")
   LOWER_BOUND = ("lower_bound", "report: contention is a lower bound",
-      "Contention is a lower bound: the floor of a transfer is the lowest running median of "
-      "{width} steps of this run ({source}), not that of a quiet fabric.")
+      "Contention is a lower bound: it is what transfers take beyond the quickest stretch of "
+      "{width} steps in this run, not beyond a quiet fabric, which `jaxpace bench` measures.")
   ONE_OFF = ("one_off", "report: one step holds much of all the waiting",
       "One-off: in step {step} alone the others waited {lost} for {rank}; as the mean over "
       "all ranks that is {part:.1f} % of all the time recorded.")
   WAITING_FOR = ("waiting_for", "report: what waiting without a finding is for, and where it is",
       "Of the waiting for late ranks, {causes}. Half of it is in {few} of {steps}{which}.")
+  OTHER_PROGRAMS = ("other_programs",
+      "report: what all processes run between steps, such as an evaluation",
+      "Between steps the job runs {programs}: {seconds} per step, {part} of the time, in "
+      "{often} of the steps, up to {longest} at a time. That is the job's own work, no pause.")
   FEW_PAUSES = ("few_pauses", "report: few long pauses, and their steps",
       "Long pauses: {cause} took {seconds}, {part} of all the time counted, in {steps}: "
-      "{numbers}{most}. They are no finding, but that is what they cost.")
+      "{numbers}{most}.{why}")
+  STOOD_STILL = ("stood_still", "report: how it is known that a process was stopped",
+      "It took no samples of itself for {seconds}, while other processes took theirs every "
+      "{usual}: something stopped it, such as a signal, a debugger or swapping.")
   SLOW_FOR_GOOD = ("slow_for_good",
       "report: what helps where ranks are slow for good, and how much",
       "What would help {ranks}: a host as quick as the others' ({mended}); or, without a "
@@ -95,9 +102,9 @@ class Note(Code):
       "The clock of {ranks} jumped, or timestamps are damaged: {steps} of theirs left out, as "
       "long as on no other rank.")
   CROWDED_PROCESSORS = ("crowded_processors", "report: other programs run on the processors",
-      "Processes share the hosts' processors: one of them loses its processor up to "
-      "{switches:.0f} times per step. Ragged gaps and transfers are put down to that, not to the "
-      "job or the fabric.")
+      "Processes share the hosts' processors: the one that others interrupt most loses its "
+      "processor {switches:.0f} times per step. The report puts uneven gaps and transfers down to "
+      "that, not to the job or the fabric.")
   NO_SLOT = ("no_slot", "report: collectives without a slot count as compute",
       "{collectives} had no slot left and count as compute: give `instrument` more slots.")
   NOT_STAMPED = ("not_stamped", "report: a collective without timestamps, and why",

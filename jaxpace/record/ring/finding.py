@@ -94,8 +94,8 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
 
   >>> find(["init", *["train_step"] * 4, "evaluate"], {"train_step": 3.0, "evaluate": 9.0}).programs
   ('train_step',)
-  >>> print(find(["grad", "update"] * 4, {"grad": 3.0, "update": 1.0}).why)
-  grad and update, which repeat in turn and take 100 % of the time in 2 programs with collectives
+  >>> print(find(["loss", "update"] * 4, {"loss": 3.0, "update": 1.0}).why)
+  loss and update, which repeat in turn and take 100 % of the time of 2 programs with collectives
   >>> find(["fit", "forward"] * 4, {"fit": 1.0, "forward": 20.0}, differentiated={"fit"}).programs
   ('fit', 'forward')
 
@@ -214,6 +214,8 @@ def _why(programs: Sequence[str], spent: float, seconds: Mapping[str, float], ma
   if match:
     return f"{names}, which {'matches' if one else 'match'} {match!r}"
   part = spent / total if (total := sum(seconds.values())) else 1.0
-  of = f"{len(seconds)} programs" if len(seconds) > 1 else "programs"
+  if len(seconds) < 2:
+    return f"{names}, the only program with collectives"
   repeat = "takes" if one else "repeat in turn and take"
-  return f"{names}, which {repeat} {100 * part:.0f} % of the time in {of} with collectives"
+  return (f"{names}, which {repeat} {100 * part:.0f} % of the time of {len(seconds)} programs "
+          "with collectives")

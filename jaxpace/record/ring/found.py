@@ -99,6 +99,7 @@ class StepFinder:
     self._ended: collections.defaultdict[str, list[int]] = collections.defaultdict(list)
     self._taken: list[dict[str, Any]] = []
     self._settled = 0
+    self._beside: set[str] = set()  # names of what runs between steps
     self._next = first_step
     # Not where the steps are a guess.
     self._final = True
@@ -128,6 +129,7 @@ class StepFinder:
                        lambda found, last, _before: found if last else None, first_step=self._next)
     other._final, other._iteration_of = False, self._iteration_of
     other._taken, other._settled = list(self._taken), self._settled
+    other._beside = set(self._beside)
     return other.cut(self._fresh, True)
 
   def _settle(self, last: bool) -> bool:
@@ -158,7 +160,11 @@ class StepFinder:
                 f"The step is {why}.")
     self._taken = [*before, {"programs": programs, "why": why, "trains": self._trains(programs),
                              "first_step": self._next}]
-    self._source.tell_step({**self._taken[-1], "before": before})
+    self._tell()
+
+  def _tell(self) -> None:
+    self._source.tell_step({**self._taken[-1], "before": self._taken[:-1],
+                            "beside": sorted(self._beside - set(self._taken[-1]["programs"]))})
 
   def _follow(self, last: bool) -> list[StepCalls]:
     """Goes through what was executed, up to where something takes the step's place; returns the
@@ -170,6 +176,8 @@ class StepFinder:
       name = self._name(each[0])
       if name in self.found.programs:
         self._order.append(each)
+        if self._ran:  # what runs before the first step initializes
+          self._note_beside(set(self._times))
         self._ran += name == self.found.programs[0]
         self._forget_others()
         continue
@@ -274,6 +282,13 @@ class StepFinder:
     """Names of programs that compute gradients."""
     return {each.program.name for each in self._source.by_number.values()
             if each.program.differentiated}
+
+  def _note_beside(self, names: set[str]) -> None:
+    """Says of those programs that are no step's and not JAX's own that they run between steps."""
+    names = {name for name in names - self._beside if not finding.is_jax(name)}
+    if names:
+      self._beside |= names
+      self._tell()
 
   def _find(self, last: bool) -> Step | None:
     """The step, as far as this process can tell; None as long as it isn't sure."""
