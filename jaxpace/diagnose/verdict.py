@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from jaxpace.core.words import plural
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
-from jaxpace.diagnose.limits import COSTLY, MIN_STEPS
+from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, PART
 from jaxpace.diagnose.mechanism import crowded_processors
 from jaxpace.diagnose.modes.inputs import FewPauses, Finding
+from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, named, percent, some_ranks
@@ -92,9 +95,9 @@ def _paused(pauses: FewPauses, counted: int) -> str:
 
 def _lasting(facts: Diagnosis) -> Sentence | None:
   """What takes `COSTLY` of the step and is no finding: data that all wait for, transfers that take
-  longer than their best.
+  longer than their best; or `PART` of it: gaps that are always as long.
 
-  Where both do, the verdict names both, the larger one first.
+  Where several do, the verdict names all, the largest one first.
   """
   step_time = facts.step_time
   assert step_time is not None
@@ -103,6 +106,11 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
   if data >= COSTLY * step_time.mean:
     found.append((data / step_time.mean, Verdict.DATA_WAITS.say(data=milliseconds(data),
         part=percent(data / step_time.mean))))
+  gaps = facts.phases.get("gap")
+  gap = 0.0 if gaps is None else max(float(np.nan_to_num(mean_known(gaps))) - data, 0.0)
+  if gap >= PART * step_time.mean:
+    found.append((gap / step_time.mean, Verdict.IDLE_BETWEEN.say(gap=milliseconds(gap),
+        part=percent(gap / step_time.mean))))
   slower = facts.no_contention
   if slower and facts.run.ranks > 1 and slower.saving >= COSTLY:
     why = (

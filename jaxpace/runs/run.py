@@ -131,7 +131,7 @@ HOST_CAUSES = (
     HostCause("checkpoint_ns", "checkpoints", "writes checkpoints", asked=True),
     HostCause(f"{OTHERS}_ns", "other programs", "runs other programs (an evaluation, or what "
               "processes meet in, as for a checkpoint)"),
-    HostCause("between_ns", "time between steps", "is between two steps (data, a checkpoint, a "
+    HostCause("between_ns", "time between steps", "is in its own loop (data, a checkpoint, a "
               "program without collectives)"),
     HostCause("majflt", "major page faults"),
 )

@@ -15,6 +15,7 @@ from jaxpace.core.words import plural
 from jaxpace.diagnose.diagnosis import Diagnosis, to_json
 from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.hang import Hang
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.names import joined, milliseconds, percent, signed
 from jaxpace.show.console import LongName, draw_bar, make_table
 from jaxpace.show.contents import answer_at, confidence, facts, latest_first, might_have_been, whom
@@ -42,9 +43,10 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
   console.print(_header(document))
   if hang:
     render_hang(hang, console)
-  healthy = not diagnosis.findings
+  healthy = diagnosis.verdict.code == Verdict.HEALTHY
   console.print(Panel(Text(diagnosis.verdict), title="Verdict", title_align="left",
-                      border_style="green" if healthy else "red"))
+                      border_style="red" if diagnosis.findings else "green" if healthy
+                      else "yellow"))
   sections: list[tuple[str, RenderableType | None]] = [
       ("Where the step goes", _shares(diagnosis, console)),
       ("Findings", _findings(document)),

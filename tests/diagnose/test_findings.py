@@ -210,7 +210,7 @@ def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows(
 
 
 @pytest.mark.parametrize("cause, said, advice", [
-    ("between", "is between two steps", "what the loop does between steps"),
+    ("between", "is in its own loop", "what the loop does between steps"),
     # What processes meet in, such as a checkpoint's barriers, are programs as an evaluation is.
     ("others", "as for a checkpoint", "checkpoints and gather")])
 def test_pauses_are_found_where_the_loop_is_known_to_stand_still_though_not_for_what(

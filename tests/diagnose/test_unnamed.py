@@ -183,3 +183,11 @@ def test_a_process_that_is_stopped_inside_a_collective_is_named_by_the_samples_i
   named = [process for process in range(RANKS) if f"process {process}" in found.verdict]
   assert named == ([1] if stopped == (1,) else [])
   assert ("took no samples" in only(found.notes, Note.FEW_PAUSES)) == bool(named)
+
+
+@pytest.mark.parametrize("gap_ms", [1, 20])
+def test_devices_that_stand_idle_in_every_step_alike_are_not_called_healthy(gap_ms):
+  found = diagnose(run_of(noisy(), np.full((RANKS, STEPS), float(gap_ms))))
+  idle = gap_ms > 10
+  assert found.verdict.code == (Verdict.IDLE_BETWEEN if idle else Verdict.HEALTHY)
+  assert ("20.0 ms" in found.verdict and "(62 %" in found.verdict) == idle

@@ -128,6 +128,10 @@ class Verdict(Code):
   SLOW_TRANSFERS = ("slow_transfers", "no finding, but transfers take longer than their best",
       "Transfers that take longer than the quickest ones cost {saving} of the step, which would be "
       "{speedup:.2f} times as fast without that: {why}.")
+  IDLE_BETWEEN = ("idle_between", "no finding, but every step is followed by a long gap",
+      "Devices stand idle between steps for {gap} as a rule ({part} of the time): see what the "
+      "loop does there (`recorder.measure` names it), prefetch data, and wait for results less "
+      "often.")
   FEW_PAUSES = "few_pauses", "no finding, but few long pauses take much of the time"
   UNNAMED_WAITING = ("unnamed_waiting", "no finding, but much waiting without a cause that shows",
       "No lasting fault: no rank is persistently late, and the waiting ({part} of the time) "

@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxpace.core.words import plain, plural
 from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.show.html import sections
 from jaxpace.show.html.markup import (
@@ -50,17 +51,24 @@ def page(document: dict[str, Any]) -> str:
                          content="no-referrer"),
                  element("title", title), element("style", Markup(style)))
   data = element("script", _data(document), type="application/json", id="report")
-  body = element("body", patterns(), _bar(), element("main", *_main(figures), id="main"),
+  main = element("main", *_main(figures), id="main")
+  body = element("body", patterns(), _bar(main), main,
                  _footer(document), data, element("script", Markup(library)),
                  element("script", Markup(script)))
   return "<!DOCTYPE html>\n" + element("html", head, body, lang="en")
 
 
-def _bar() -> Markup:
+_NOT_LASTING = (Verdict.FEW_PAUSES, Verdict.UNNAMED_WAITING, Verdict.DATA_WAITS,
+                Verdict.SLOW_TRANSFERS, Verdict.IDLE_BETWEEN)
+"""What takes time and is no finding."""
+
+
+def _bar(main: Markup) -> Markup:
   links = [element("a", name, href=f"#{place}") for place, name in (
       ("shares", "Shares"), ("findings", "Findings"), ("time", "Over time"),
       ("ranks", "Who is late"), ("distribution", "Step times"), ("pacing", "Pacing"),
-      ("worth", "Worth"), ("forecast", "Forecast"), ("places", "Places"), ("notes", "Notes"))]
+      ("worth", "Worth"), ("forecast", "Forecast"), ("places", "Places"), ("notes", "Notes"))
+           if f'id="{place}"' in main]
   buttons = [element("button", "Theme: auto", type="button", id="theme", hidden=True),
              element("button", "Save JSON", type="button", id="save", hidden=True)]
   return joined([element("a", "Skip to the report", href="#main", class_="skip"),
@@ -73,9 +81,10 @@ def _main(figures: DocumentFigures) -> list[Markup]:
   series = document["series"]
   measured = document["shares"] is not None
   found = document["findings"]
-  state = "attention" if found else "healthy" if measured else "unknown"
-  word = {"attention": "Needs attention", "healthy": "Nothing found",
-          "unknown": "Can't be judged"}[state]
+  healthy = document["verdict_code"] == Verdict.HEALTHY
+  state = "attention" if found else "healthy" if healthy else "unknown"
+  word = ("Needs attention" if found else "Nothing found" if healthy else
+          "No lasting fault" if document["verdict_code"] in _NOT_LASTING else "Can't be judged")
   parts = [element("header", element("h1", document["path"].rstrip("/").rsplit("/", 1)[-1]
                                      or document["path"]),
                    element("p", f"run {plain(document['run'])}", class_="aside"),
@@ -97,7 +106,9 @@ def _main(figures: DocumentFigures) -> list[Markup]:
           "lateness", "Lateness by rank and host", "Mean arrival after the typical rank.",
           switch=("latest first", "in order", "by host")), sections.ranks(figures)))
     parts.append(_section("distribution", "How long steps take", _distribution(figures)))
-  parts.append(_section("pacing", "Pacing", _pacing(figures)))
+  pacing = document["pacing"]
+  if pacing["active_share"] or "work" in pacing or series["pacing"] is not None:
+    parts.append(_section("pacing", "Pacing", _pacing(figures)))
   worth = sections.what_if(figures) if measured else None
   parts += [_section("worth", "What it would be worth", worth)] if worth else []
   parts.append(_section("forecast", "At more ranks", _forecast(series["forecast"])))

@@ -33,9 +33,7 @@ def findings(figures: DocumentFigures) -> Markup:
   """All findings, or a sentence that there is none."""
   document = figures.document
   if not document["findings"]:
-    return element("p",
-                   "Nothing was found that needs mending. The sections below show the run as "
-                   "recorded.")
+    return element("p", "No failure mode was found.")
   return joined([_finding(figures, i) for i in range(len(document["findings"]))])
 
 

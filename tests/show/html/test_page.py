@@ -239,6 +239,9 @@ def test_runs_with_little_in_them_have_a_page(tmp_path):
     target = tmp_path / f"{name}.html"
     assert report(tmp_path / name, target) == 0, why
     document = Document(target.read_text())
+    there = {e[1].get("id") for e in document.elements}
+    assert {e[1]["href"][1:] for e in document.all("a")} <= there and "pacing" not in there
+    assert (why if why == "Nothing found" else "") in target.read_text()
     assert (document.all("section")
             and json.loads(document.all("script", type="application/json")[0][2]))
 
