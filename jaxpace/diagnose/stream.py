@@ -35,10 +35,11 @@ from jaxpace.diagnose.episodes import binomial_tail
 from jaxpace.diagnose.inconclusive import inconclusive_of
 from jaxpace.diagnose.lateness import split_series
 from jaxpace.diagnose.limits import COSTLY, FEWEST, MOST, NEARLY_ALL, PART, SHOWS, UNEXPLAINED
+from jaxpace.diagnose.phases import on_purpose, pauses_in
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.totals import lower_median
-from jaxpace.runs.run import PAUSES, Run
+from jaxpace.runs.run import Run
 
 # What the stream of alarms looks at: each rank's lateness, and the job's own signals.
 
@@ -102,11 +103,14 @@ class Alarm(NamedTuple):
 
   def sentence(self) -> str:
     """What a person reads."""
-    what = {LATE: f"rank {self.rank} is late",
-            WAITING: "ranks wait for late ones that change from step to step",
-            TRANSFER: "transfers are slow", GAP: "ranks pause between steps"}[self.kind]
+    what, over = {
+        LATE: (f"rank {self.rank} is late", f"rank {self.rank} is in time again"),
+        WAITING: ("ranks wait for late ones that change from step to step",
+                  "ranks no longer wait for late ones that change"),
+        TRANSFER: ("transfers are slow", "transfers are as quick as usual again"),
+        GAP: ("ranks pause between steps", "ranks no longer pause between steps")}[self.kind]
     if self.over:
-      return f"Step {self.step}: no longer so: {what}."
+      return f"Step {self.step}: {over}."
     by = f"Step {self.step}: {what}, by {100 * self.share:.0f} % of the step"
     if self.throughout:
       return f"{by}, in all steps looked at, from step {self.onset} on."
@@ -188,15 +192,15 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
   work = busy(run, slice(first, len(run.steps)))
   split = account(work)
   mean = mean_known(work.step, axis=0)
-  columns = [values for name, values in run.host_causes.columns.items() if name in PAUSES]
-  pause = (np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0)
-           if columns else None)
+  columns = list(pauses_in(run).values())
+  pause = np.sum(columns, axis=0)[:, first:].max(axis=0) if columns else None
+  gap = np.maximum(work.runtime - on_purpose(run)[first:], 0.0)
   arrival = work.undelayed.sum(axis=0)
   # nobody is reported late by timestamps that may say nothing of it
   if inconclusive_of(run, work):
     arrival = np.full_like(arrival, np.nan)
   return update(state, NewSteps(run.steps[first:], arrival, split.transfer.sum(axis=0),
-                                work.runtime, mean, pause, "between" in run.host_causes.columns),
+                                gap, mean, pause, "between" in run.host_causes.columns),
                 work.meetings.joined)
 
 

@@ -90,3 +90,19 @@ def report(path, *arguments):
                  *document["per_host"].values()):
     assert shares is None or sum(shares.values()) == pytest.approx(1, abs=1e-6)
   return document
+
+
+def evaluating(processes, steps):
+  """A healthy run of two processes, of which some run an evaluation of 60 ms before some steps."""
+  run, _ = run_of(SyntheticJob(ranks=4, steps=400, processes=2, noise=0.01))
+  ran = np.zeros((2, 400), np.float32)
+  ran[np.ix_(processes, steps)] = 60e-3
+  by_rank = np.repeat(ran, 2, axis=0)
+  later = np.cumsum((1e9 * ran.max(axis=0)).astype(np.int64))
+  gap, one = run.durations["gap"] + by_rank, run.collectives[0]
+  enter = one.enter_ns + later - (1e9 * (ran.max(axis=0) - by_rank)).astype(np.int64)
+  return dataclasses.replace(
+      run, durations={**run.durations, "gap": gap},
+      collectives=(dataclasses.replace(one, enter_ns=enter, exit_ns=one.exit_ns + later),),
+      info={**run.info, "settings": {"step": {"beside": ["evaluate"]}}},
+      host_causes=HostCauses(np.arange(2), {"others": ran}))

@@ -14,7 +14,7 @@ from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from jaxpace.runs.run import HostCauses
-from tests.diagnose.synthetic import run_of, true_shares
+from tests.diagnose.synthetic import evaluating, run_of, true_shares
 from tests.diagnose.traces import known, with_bytes
 from tests.lib.said import numbers, only
 from tests.quick import examples
@@ -228,21 +228,8 @@ def test_pauses_are_found_where_the_loop_is_known_to_stand_still_though_not_for_
 
 def test_what_all_processes_run_between_steps_is_no_pause():
   """An evaluation every tenth step; the same on one process alone makes the others wait."""
-  every = np.arange(0, 400, 10)
-  run, _ = run_of(SyntheticJob(ranks=4, steps=400, processes=2, noise=0.01))
   for struck, mode in (((0, 1), None), ((0,), Verdict.JITTER)):
-    ran = np.zeros((2, 400), np.float32)
-    ran[np.ix_(struck, every)] = 60e-3
-    by_rank = np.repeat(ran, 2, axis=0)
-    later = np.cumsum((1e9 * ran.max(axis=0)).astype(np.int64))
-    gap, one = run.durations["gap"] + by_rank, run.collectives[0]
-    enter = one.enter_ns + later - (1e9 * (ran.max(axis=0) - by_rank)).astype(np.int64)
-    job = dataclasses.replace(
-        run, durations={**run.durations, "gap": gap},
-        collectives=(dataclasses.replace(one, enter_ns=enter, exit_ns=one.exit_ns + later),),
-        info={**run.info, "settings": {"step": {"beside": ["evaluate"]}}},
-        host_causes=HostCauses(np.arange(2), {"others": ran}))
-    found = diagnose(job)
+    found = diagnose(evaluating(struck, np.arange(0, 400, 10)))
     assert [f.mode for f in found.findings] == ([mode] if mode else [])
     said = [note for note in found.notes if note.code == Note.OTHER_PROGRAMS]
     assert bool(said) == (mode is None) and found.few_pauses == ()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.stream import GAP, LATE, TRANSFER, WAITING, NewSteps
-from tests.diagnose.synthetic import run_of
+from tests.diagnose.synthetic import evaluating, run_of
 from tests.quick import examples
 from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -289,3 +289,11 @@ def test_gaps_without_a_cause_are_told_at_once_only_if_all_of_them_are_long():
                           step=np.maximum(given.step, longer.step))
     told.append(next(a.step - 400 for a in alarms(both, 4) if not a.over and a.kind == GAP))
   assert 20 <= told[0] <= 30 and told[1] >= 90
+
+
+@pytest.mark.parametrize(("processes", "kinds"), [((0, 1), set()), ((0,), {GAP})])
+def test_an_evaluation_that_all_processes_run_is_no_alarm(processes, kinds):
+  """From the middle of the run on, every eighth step."""
+  run = evaluating(processes, np.arange(200, 400, 8))
+  _, alarms = stream.follow(stream.init(run.ranks), run)
+  assert {alarm.kind for alarm in alarms} == kinds
