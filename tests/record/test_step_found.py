@@ -155,6 +155,21 @@ def test_what_computes_gradients_is_the_step_though_an_evaluation_takes_longer(t
   assert len(run.steps) == 10 and run.info["settings"]["step"]["beside"] == ["forward"]
 
 
+def test_what_is_guessed_of_the_step_is_not_logged_each_time(tmp_path, caplog):
+  caplog.set_level("INFO", "jaxpace")
+  fit, w = whole_training("fit_step", 50, 1), jnp.ones((4, 4))
+  with jaxpace.observed(tmp_path / "run"):
+    for _ in range(2):
+      written = rows_written(tmp_path / "run")
+      for _ in range(4):
+        w = fit(w).block_until_ready()
+      while rows_written(tmp_path / "run") == written:
+        time.sleep(0.01)
+  said = [record.getMessage() for record in caplog.records]
+  assert said and len(set(said)) == len(said)
+  assert read_run(tmp_path / "run").info["plan"]["detail"]["every"] > 1
+
+
 def test_a_pattern_names_another_program(tmp_path):
   with jaxpace.observed(tmp_path / "run", match="evaluate"):
     train()

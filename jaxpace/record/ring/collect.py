@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import collections
 import copy
-import logging
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -30,8 +29,6 @@ from jaxpace.record.ring.executions import (
   iterations,
   join,
 )
-
-_LOG = logging.getLogger("jaxpace")
 
 # Which steps are written in detail: one in so many, and what is unusual.
 
@@ -63,9 +60,6 @@ class Detail:
     collectives: every process comes to the same, from the programs alone."""
     if self.asked == "auto" and (stretch := every(rows, ranks)) > self.every:
       self.every = stretch
-      _LOG.info("Up to %d collectives per step: the sums of every step are recorded, and each "
-                "collective of one step in %d, of the first ones and around slow ones; detail=1 "
-                "records all.", rows, stretch)
     return {"every": self.every, "asked": self.asked}
 
   def choose(self, steps: np.ndarray, seconds: np.ndarray) -> np.ndarray:
