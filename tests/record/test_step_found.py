@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -153,6 +154,45 @@ def test_what_computes_gradients_is_the_step_though_an_evaluation_takes_longer(t
   assert inside.step.programs == ("fit",)
   run = read_run(tmp_path / "run")
   assert len(run.steps) == 10 and run.info["settings"]["step"]["beside"] == ["forward"]
+
+
+def a_loss_and_its_gradient():
+  """Programs of a loop that evaluates its loss at length before the first step, and their
+  arguments."""
+  @jax.jit
+  def loss(w, x):
+    return ((x @ w) ** 2).mean()
+
+  @jax.jit
+  def fit(w, x):
+    return w - jnp.float32(1e-4) * jax.grad(loss)(w, x)
+
+  return loss, fit, *arrays()
+
+
+def test_a_loss_that_was_evaluated_is_none_while_the_first_step_compiles(tmp_path, monkeypatch):
+  now, polls, cut = [1.0], [], found.StepFinder.cut
+
+  def counted(self, fresh, last):
+    polls.append(last)
+    return cut(self, fresh, last)
+
+  monkeypatch.setattr(found, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+  monkeypatch.setattr(found.StepFinder, "cut", counted)
+  loss, fit, w, x = a_loss_and_its_gradient()
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for _ in range(20):
+      loss(w, x).block_until_ready()
+    while not rows_written(tmp_path / "run"):
+      time.sleep(0.01)
+    now[0] += 2 * found._SURE_SECONDS
+    seen = len(polls)
+    while len(polls) < seen + 20:
+      time.sleep(0.01)
+    assert inside.step is None
+    for _ in range(10):
+      w = jax.block_until_ready(fit(w, x))
+  assert inside.step.programs == ("fit",) and len(read_run(tmp_path / "run").steps) == 10
 
 
 def test_what_is_guessed_of_the_step_is_not_logged_each_time(tmp_path, caplog):

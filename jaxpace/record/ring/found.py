@@ -86,9 +86,10 @@ class StepFinder:
     """
     self._source, self._collector, self._match = source, collector, match
     self._agree, self._say = agree, say
-    # Executions that nothing is known of yet, and when the first of them came.
+    # Executions that nothing is known of yet, and when the first and the last of them came.
     self._fresh: list[tuple[int, int]] = []
     self._since: float | None = None
+    self._latest = 0.0
     # Of the step's programs, those since the last step ended.
     self._order: list[tuple[int, int]] = []
     # Those since the step last ran, how often each program has since, and the step in its loop.
@@ -113,7 +114,10 @@ class StepFinder:
     will be executed any more."""
     # Iterations that were taken for executions come as such, too.
     iterations = {one.number for one in self._iteration_of.values()}
-    self._fresh += [each for each in fresh if each[0] not in iterations]
+    fresh = [each for each in fresh if each[0] not in iterations]
+    self._fresh += fresh
+    if fresh:
+      self._latest = time.monotonic()
     steps: list[StepCalls] = []
     while self.found is not None or self._settle(last):
       steps += self._follow(last)
@@ -135,7 +139,7 @@ class StepFinder:
   def _settle(self, last: bool) -> bool:
     """Settles among all processes what the step is from here on; says whether it is."""
     if self._fresh and self._since is None:
-      self._since = time.monotonic()
+      self._since = self._latest
     found = self._find(last)
     if found is None and last and self._iterate():
       found = self._find(last)
@@ -293,7 +297,8 @@ class StepFinder:
   def _find(self, last: bool) -> Step | None:
     """The step, as far as this process can tell; None as long as it isn't sure."""
     names = [self._name(number) for number, _ in self._fresh[-_LOOK_BACK:]]
-    lasted = time.monotonic() - (self._since or time.monotonic())
+    # Not while nothing runs: the first step compiles for minutes, after an evaluation.
+    lasted = self._latest - (self._since or self._latest)
     if not last and (len(names) < _SURE_STEPS or lasted < _SURE_SECONDS):
       return None
     seconds: dict[str, float] = collections.defaultdict(float)
