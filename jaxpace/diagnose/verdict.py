@@ -49,7 +49,7 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
     return Sentence(Verdict.UNTOLD, facts.inconclusive)
   if not run.collectives:
     return Verdict.NO_COLLECTIVES.say()
-  lasting = _lasting(facts)
+  most, lasting = _lasting(facts)
   if run.ranks < 2:
     said = lasting or Verdict.HEALTHY.say("alone")
     return Sentence(said.code, f"{said} {_largest(facts)}")
@@ -74,8 +74,10 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
              else "comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
              if unnamed.rank is not None else "is for ranks in turn, for no cause that shows")
-    return Verdict.UNNAMED_WAITING.say(part=percent(unnamed.share), where=where,
-        lasting=f" {lasting}" if lasting else "")
+    said = Verdict.UNNAMED_WAITING.say(part=percent(unnamed.share), where=where)
+    if lasting and most > unnamed.share:
+      return Sentence(lasting.code, f"{lasting} Besides, {said.partition(': ')[2]}")
+    return Sentence(said.code, f"{said} {lasting}") if lasting else said
   waiting = (f"no rank is persistently late, and waiting for late ranks takes "
              f"{100 * earliness / step_time.mean:.1f} % of the step")
   if lasting:
@@ -93,11 +95,11 @@ def _paused(pauses: FewPauses, counted: int) -> str:
           f"often such a pause comes does not show in {plural(counted, 'step')}.")
 
 
-def _lasting(facts: Diagnosis) -> Sentence | None:
+def _lasting(facts: Diagnosis) -> tuple[float, Sentence | None]:
   """What takes `COSTLY` of the step and is no finding: data that all wait for, transfers that take
   longer than their best; or `PART` of it: gaps that are always as long.
 
-  Where several do, the verdict names all, the largest one first.
+  Where several do, the verdict names all, the largest one first; it comes with its share.
   """
   step_time = facts.step_time
   assert step_time is not None
@@ -121,9 +123,9 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
     found.append((slower.saving, Verdict.SLOW_TRANSFERS.say(saving=percent(slower.saving),
         speedup=slower.speedup, why=why)))
   if not found:
-    return None
+    return 0.0, None
   found.sort(key=lambda one: -one[0])
-  return Sentence(found[0][1].code, " ".join(str(said) for _, said in found))
+  return found[0][0], Sentence(found[0][1].code, " ".join(str(said) for _, said in found))
 
 
 def _found(facts: Diagnosis) -> Sentence:

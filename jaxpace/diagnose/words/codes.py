@@ -135,7 +135,7 @@ class Verdict(Code):
   FEW_PAUSES = "few_pauses", "no finding, but few long pauses take much of the time"
   UNNAMED_WAITING = ("unnamed_waiting", "no finding, but much waiting without a cause that shows",
       "No lasting fault: no rank is persistently late, and the waiting ({part} of the time) "
-      "{where}: see the notes.{lasting}")
+      "{where}: see the notes.")
   NO_STEPS = ("no_steps", "no step can be measured",
       "Nothing to judge: {steps} recorded, and none of them has a recorded step before it to "
       "measure from. Let the job run on.")
