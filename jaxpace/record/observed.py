@@ -249,7 +249,10 @@ class FoundRecorder(Recorder):
   def closed(self) -> None:
     """See `Recording`."""
     super().closed()
-    if self._intake is None or jax.process_index() != 0 or self.lost["stopped"] is not None:
+    if self._intake is None or self.lost["stopped"] is not None:
+      return
+    if jax.process_index() != 0:
+      self._say_what_is_left_out()
       return
     recorded = f"Recorded {plural(self._intake.over, 'step')}"
     if not self.step:
@@ -262,6 +265,14 @@ class FoundRecorder(Recorder):
       self._say(f"{recorded} in {self.directory}, which was moved or deleted meanwhile.")
     else:
       self._say(f"{recorded}: jaxpace report {shlex.quote(str(self.directory))}")
+
+  def _say_what_is_left_out(self) -> None:
+    """Says what a process ran that runs other programs than process 0, such as an actor's."""
+    own = dict.fromkeys(one.name for one in self.programs if not one.bare and not is_jax(one.name))
+    if self.step and own and own.keys().isdisjoint(self.step.programs):
+      self._say(f"Process {jax.process_index()} ran nothing of the step, "
+                f"{' and '.join(self.step.programs)}: what it ran is not recorded, "
+                f"{', '.join(list(own)[:_MOST_NAMES])}.")
 
   def _at_exit(self) -> None:
     """Nothing: `observed` closes it."""

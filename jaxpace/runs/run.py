@@ -275,9 +275,11 @@ class Run:
     rising.
 
     Where each process names its ranks the others are none: devices that the step doesn't run on.
+    One that has ended well and names none has none.
     """
     named = {rank for process in self.processes for rank in process.ranks}
-    all_named = (all(process.ranks for process in self.processes)
+    all_named = (all(process.ranks or process.info.get("closed_cleanly")
+                     for process in self.processes)
                  and len(self.processes) == self.info.get("processes"))
     ranks = np.flatnonzero(~(self.attempt >= 0).any(axis=1))
     return ranks[[rank in named or (rank < self.declared and not all_named)

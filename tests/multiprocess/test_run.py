@@ -314,3 +314,33 @@ def test_of_two_processes_the_late_one_is_named(tmp_path):
   late = [finding for finding in diagnose(run).findings
           if finding.mode == "persistent_straggler"]
   assert [finding.ranks for finding in late] == [(1,)]
+
+
+ACTOR_AND_LEARNER = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+jax.distributed.initialize()
+mesh = jax.make_mesh((2,), ("data",), devices=jax.local_devices())
+w = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))
+
+def act(w):
+  return w.sum() ** 2
+
+def learn(w):
+  return jax.grad(act)(w)
+
+program = jax.jit(learn if jax.process_index() else act)
+for _ in range(60):
+  program(w).block_until_ready()
+"""
+
+
+@pytest.mark.long
+def test_a_process_that_runs_nothing_of_the_step_has_no_ranks_and_says_so(tmp_path):
+  job = jaxpace_run(tmp_path, ACTOR_AND_LEARNER, "--out", "seen", "--nproc", "2", "--show", "all",
+                    devices=2)
+  out, errors = job.communicate(timeout=600)
+  assert job.returncode == 0, errors
+  assert "Process 1 ran nothing of the step, act: what it ran is not recorded, learn." in out
+  run = read_run(tmp_path / "seen")
+  assert (len(run.steps), run.ranks_in_all, run.silent.tolist()) == (60, 2, [])

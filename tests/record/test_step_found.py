@@ -33,6 +33,23 @@ def test_devices_that_the_step_does_not_run_on_are_no_ranks(tmp_path):
   assert "Nothing is known" not in diagnosis.verdict
 
 
+def test_devices_that_evaluate_alone_are_no_ranks(tmp_path):
+  train_step = jax.jit(jax.grad(lambda x: (x @ x.T).sum()))
+  eval_step = jax.jit(lambda x: (x @ x.T).sum())
+
+  def on(devices):
+    mesh = jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices])
+    return jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))
+
+  with jaxpace.observed(tmp_path / "run"):
+    for step in range(24):
+      train_step(on(2)).block_until_ready()
+      if step % 8 == 0:
+        eval_step(on(4)).block_until_ready()
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == 24 and run.ranks_in_all == 2 and not run.silent.size
+
+
 def test_one_function_on_several_submeshes_is_one_step_of_all_their_ranks(tmp_path):
   @jax.jit
   def stage(x):

@@ -205,7 +205,7 @@ class Intake(StepTables):
     self._folder = Folder(directory, ring_file.FOLDER)
     self._identity = identity
     self._finder, self._next = finder, first_step
-    self._described = 0
+    self._described = 0, not self.undecided
     self.recorded: collections.deque[tuple[Sample, dict[str, float]]] = collections.deque()
     """What the loop has recorded of each step; filled by it, emptied here."""
     self._recorded, self._follows = 0, True
@@ -275,8 +275,10 @@ class Intake(StepTables):
     steps = self._each(fresh) if self._finder is None else self._finder.cut(fresh, self.last)
     self.over += len(steps)
     steps = self._as_recorded(self._decided.beside(steps))
-    known, self._described = self._described, len(self._source.programs)
-    if steps or known < self._described:
+    known = self._described
+    # Which ranks there are depends on what the step is.
+    self._described = len(self._source.programs), not self.undecided
+    if steps or known != self._described:
       self.add(self._source.plan_of(steps, self._detail), steps)
 
   def _meet(self) -> Any:

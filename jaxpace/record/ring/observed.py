@@ -83,10 +83,18 @@ class PlannedPrograms:
     return dict(enumerate(collector.ranks))
 
   def used(self, collector: Collector) -> list[int]:
-    """Ranks of this process that a program with timestamps runs on."""
-    met = [each.program for each in list(self.by_number.values())]
-    used = {rank for each in met if not each.bare for rank in each.ranks}
+    """Ranks of this process that a program of the step runs on; any program with timestamps, where
+    it isn't known what the step is."""
+    used = _ranks_of(self._in_step())
     return [rank for rank in self.ranks(collector).values() if rank in used]
+
+  def _in_step(self) -> list[PlannedProgram]:
+    """The programs that make up the step, or did before: an evaluation may run elsewhere."""
+    met = list(self.by_number.values())
+    if not self._step:
+      return met
+    names = {name for one in (self._step, *self._step["before"]) for name in one["programs"]}
+    return [each for each in met if each.program.name in names]
 
   def buffers(self, collector: Collector) -> dict[int, list[int]]:
     """Device buffers that each of the programs that steps may run writes to, by its number."""
@@ -215,14 +223,13 @@ class PlannedPrograms:
 
   def lay_out(self, detail: dict[str, Any]) -> StepPlan:
     """The plan with all slots so far."""
-    planned = list(self.by_number.values())
-    used = {rank for each in planned if not each.program.bare for rank in each.program.ranks}
-    ranks = max(used) + 1 if used else jax.device_count()
+    planned, in_step = list(self.by_number.values()), self._in_step()
+    ranks = max(_ranks_of(in_step), default=jax.device_count() - 1) + 1
     clocks = {each.program.clock for each in planned}
     # Where it has all devices in their order.
-    mesh = next((dict(each.program.mesh_axes) for each in planned if each.program.mesh_axes
+    mesh = next((dict(each.program.mesh_axes) for each in in_step if each.program.mesh_axes
                  and each.program.ranks == tuple(range(ranks))), {})
-    axes = mesh or dict.fromkeys(axis for each in planned for axis in each.program.mesh_axes)
+    axes = mesh or dict.fromkeys(axis for each in in_step for axis in each.program.mesh_axes)
     told = {"axis": ",".join(axes), "ranks": ranks,
             "clock": next((name for clock, name in _CLOCKS.items() if clock in clocks), CLOCK),
             "marks": [], "unstamped": [vars(one) for each in planned
@@ -234,6 +241,10 @@ class PlannedPrograms:
     settings = {"mesh": mesh, "axis": list(mesh)} if mesh else {}
     return StepPlan(planned, told, detail, {**settings, **({"step": self._step} if self._step
                                                            else {})})
+
+
+def _ranks_of(programs: Iterable[PlannedProgram]) -> set[int]:
+  return {rank for each in programs if not each.program.bare for rank in each.program.ranks}
 
 
 def buffers_of(program: ObservedProgram, ranks: Mapping[int, int]) -> list[int]:
