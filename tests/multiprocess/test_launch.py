@@ -128,6 +128,23 @@ sys.exit('Gloo all-reduce failed: Connection closed by peer')
           and "jaxpace run: process 0" not in err)
 
 
+@needs_proc
+def test_one_that_left_early_is_named_where_the_others_only_miss_it(tmp_path):
+  status, _, err = run(tmp_path, f"""
+mark = {str(tmp_path / 'mark')!r}
+if i == 2:
+  open(mark, 'w').write(str(os.getpid()))
+  sys.exit(0)
+# Until it is reaped: the launcher has seen its end.
+while not os.path.exists(mark) or not open(mark).read(): time.sleep(.01)
+while os.path.exists('/proc/' + open(mark).read()): time.sleep(.01)
+sys.exit('Gloo all-reduce failed: Connection closed by peer')
+""")
+  assert status == 1 and "ended with exit status 1 after" in err
+  said = [line for line in err.splitlines() if "before that" in line]
+  assert len(said) == 1 and said[0].startswith("jaxpace run: process 2 (pid ")
+
+
 def test_sigkill_after_the_grace_time_for_those_that_ignore_sigterm(tmp_path):
   status, _, err = run(tmp_path, f"""
 if i == 0:

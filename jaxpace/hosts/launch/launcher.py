@@ -159,6 +159,7 @@ class Launcher:
     self._id = uuid.uuid4().hex
     self._workers: list[Worker] = []
     self._failed: list[Worker] = []  # in the order in which it was seen
+    self._left: list[Worker] = []  # ended well before the job was stopped
     self._received: list[int] = []  # signals that reached the launcher
     self._sent: list[int] = []  # signals with which the launcher stops the job
     self._killed: list[int] = []  # workers that only SIGKILL ended
@@ -242,6 +243,7 @@ class Launcher:
     self._wait(math.inf, lambda: self._received or self._failed)
     # Where only followers have failed, what they follow is still to be seen.
     self._wait(_SETTLE_SECONDS, lambda: self._received or self._causes())
+    self._left = [worker for worker in self._workers if worker.status == 0]
     by = self._received.pop(0) if self._received else None
     if by == signal.SIGINT:
       self._say("stopping the job; Ctrl-C again kills it at once.")
@@ -300,6 +302,9 @@ class Launcher:
     first = self._first()
     self._say(f"{first} after {seconds:.1f} s, and the job with it.")
     status = first.status or 0
+    if not self._causes():
+      for worker in self._left:
+        self._say(f"{worker} before that: the others complain of a peer that is gone.")
     if status == -signal.SIGKILL:
       self._say("Nobody but the system or a person sends SIGKILL: when memory runs out, the kernel "
                 "does (see `dmesg`, or the container's memory limit).")
