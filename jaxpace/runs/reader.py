@@ -74,6 +74,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   info = _read_info(path, problems)
   run_id = _run_id(path, info, problems)
   processes = tuple(read_processes(path, run_id, problems))
+  info = ring_file.with_all_groups(path, info, processes)
   tables = [open_table(path, name, run_id) for name in ("steps", "collectives")]
   steps_table, collectives_table = tables
   if not steps_table.rows and not collectives_table.rows:

@@ -7,11 +7,13 @@ compiled, so that it is there should the first step never end.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import pathlib
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,6 +23,7 @@ from jaxpace.core.observed import TAG_BITS, ObservedPlan, ObservedProgram
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, check_regular, parse, read_bytes
 from jaxpace.files.schemas import RANKS, TIME, ProcessFile
+from jaxpace.runs.run import Process
 
 FOLDER = "marks"
 """Of a run directory; one file a process in it, `<process>.ring`."""
@@ -162,6 +165,42 @@ def read_plan(directory: pathlib.Path, process: int) -> tuple[str | None, int, O
   if not all(map(_sound, programs)):
     raise UnreadableError("has numbers that no recorder writes")
   return said.run, said.attempt or 0, ObservedPlan(programs)
+
+
+def with_all_groups(directory: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
+                    ) -> dict[str, Any]:
+  """`run.json` with the groups in which ranks meet that process 0 knows nothing of: where each
+  process trains on its own devices, its program is one of them alone.
+
+  Args:
+    directory: run directory.
+    info: `run.json`, whose plan has the groups of process 0's programs.
+    processes: as they described themselves.
+  """
+  plan = info.get("plan") or {}
+  entries = plan.get("collectives") or []
+  known = {rank for entry in entries for group in entry.get("groups") or () for rank in group}
+  others = [one for one in processes if not known.issuperset(one.ranks)]
+  if not known or not others:
+    return info
+  found: dict[tuple[Any, ...], list[list[int]]] = collections.defaultdict(list)
+  for process in others:
+    with contextlib.suppress(OSError, UnreadableError):
+      said = read_plan(directory, process.process)
+      for program in said.plan.programs if said.run == info.get("run") else ():
+        for each in program.collectives:
+          found[each.name, each.kind, each.bytes] += map(list, each.groups)
+  completed = []
+  for entry in entries:
+    groups = list(entry.get("groups") or ())
+    inside = {rank for group in groups for rank in group}
+    name = entry.get("name", "").partition("@")[0].partition("#")[0]
+    for group in found[name, entry.get("kind"), entry.get("bytes")] if groups else ():
+      if inside.isdisjoint(group):
+        groups.append(group)
+        inside |= set(group)
+    completed.append({**entry, "groups": groups} if groups else entry)
+  return {**info, "plan": {**plan, "collectives": completed}}
 
 
 def _sound(program: ObservedProgram) -> bool:

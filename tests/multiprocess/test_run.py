@@ -316,7 +316,7 @@ def test_of_two_processes_the_late_one_is_named(tmp_path):
   assert [finding.ranks for finding in late] == [(1,)]
 
 
-ACTOR_AND_LEARNER = """
+LOCAL = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 jax.distributed.initialize()
@@ -329,7 +329,7 @@ def act(w):
 def learn(w):
   return jax.grad(act)(w)
 
-program = jax.jit(learn if jax.process_index() else act)
+program = jax.jit(learn if jax.process_index() or not acts else act)
 for _ in range(60):
   program(w).block_until_ready()
 """
@@ -337,10 +337,22 @@ for _ in range(60):
 
 @pytest.mark.long
 def test_a_process_that_runs_nothing_of_the_step_has_no_ranks_and_says_so(tmp_path):
-  job = jaxpace_run(tmp_path, ACTOR_AND_LEARNER, "--out", "seen", "--nproc", "2", "--show", "all",
-                    devices=2)
+  job = jaxpace_run(tmp_path, f"acts = True\n{LOCAL}", "--out", "seen", "--nproc", "2",
+                    "--show", "all", devices=2)
   out, errors = job.communicate(timeout=600)
   assert job.returncode == 0, errors
   assert "Process 1 ran nothing of the step, act: what it ran is not recorded, learn." in out
   run = read_run(tmp_path / "seen")
   assert (len(run.steps), run.ranks_in_all, run.silent.tolist()) == (60, 2, [])
+
+
+@pytest.mark.long
+def test_of_processes_that_train_each_on_its_own_devices_all_ranks_are_known(tmp_path):
+  job = jaxpace_run(tmp_path, f"acts = False\n{LOCAL}", "--out", "seen", "--nproc", "2", devices=2)
+  _, errors = job.communicate(timeout=600)
+  assert job.returncode == 0, errors
+  run = read_run(tmp_path / "seen")
+  assert (len(run.steps), run.ranks) == (60, 4) and not run.silent.size
+  groups = run.collectives[0].rank_groups.groups
+  assert groups[0] == groups[1] != groups[2] == groups[3]
+  assert "Nothing is known" not in diagnose(run).verdict

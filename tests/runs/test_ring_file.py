@@ -16,6 +16,7 @@ from jaxpace.observation.clocks.native import library
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file
+from jaxpace.runs.run import Process
 from jaxpace.runs.rundir import RunIdentity
 
 
@@ -100,6 +101,19 @@ def test_a_plan_comes_back_as_it_was(tmp_path):
   assert [path.name for path in (tmp_path / "marks").iterdir()] == ["3.plan.json"]
   ring_file.write_plan(tmp_path, 3, "a run", 2, ObservedPlan())
   assert ring_file.read_plan(tmp_path, 3)[-1] == ObservedPlan()
+
+
+@pytest.mark.parametrize("own, run, known", [
+    ([2, 3], "a run", [[0, 1], [2, 3]]),
+    ([2, 3], "another run", [[0, 1]]), ([1], "a run", [[0, 1]])])
+def test_groups_that_process_0_knows_nothing_of_are_found(tmp_path, own, run, known):
+  ring_file.write_plan(tmp_path, 1, run, 0, plan())
+  entry = {"name": "all-gather.1@3", "kind": "all-gather", "bytes": 4096, "groups": [[0, 1]]}
+  other = {**entry, "bytes": 8}
+  info = {"run": "a run", "plan": {"collectives": [entry, other]}}
+  found = ring_file.with_all_groups(tmp_path, info, [Process(0, {"ranks": [0, 1]}),
+                                                     Process(1, {"ranks": own})])
+  assert found == {**info, "plan": {"collectives": [{**entry, "groups": known}, other]}}
 
 
 def test_a_file_without_a_plan_is_refused(tmp_path):
