@@ -158,6 +158,9 @@ class observed:
   def _say_nothing(self, happened: str) -> None:
     """Says that nothing was recorded, unless that has been said: what no program did."""
     which = "program with collectives over several devices"
+    if self.gives_way and not Recording.opened:
+      # The others may be waiting to hear which run this is.
+      self._recording.decline(f"process 0, which says what is recorded, ran no {which}.")
     if self.gives_way and Recording.opened:
       self._say(_GIVES_WAY)
     elif self._programs.left_any:

@@ -329,15 +329,16 @@ def act(w):
 def learn(w):
   return jax.grad(act)(w)
 
-program = jax.jit(learn if jax.process_index() or not acts else act)
-for _ in range(60):
+role = "learn" if jax.process_index() else first
+program = jax.jit(act if role == "act" else learn)
+for _ in range(0 if role == "idle" else 60):
   program(w).block_until_ready()
 """
 
 
 @pytest.mark.long
 def test_a_process_that_runs_nothing_of_the_step_has_no_ranks_and_says_so(tmp_path):
-  job = jaxpace_run(tmp_path, f"acts = True\n{LOCAL}", "--out", "seen", "--nproc", "2",
+  job = jaxpace_run(tmp_path, f"first = 'act'\n{LOCAL}", "--out", "seen", "--nproc", "2",
                     "--show", "all", devices=2)
   out, errors = job.communicate(timeout=600)
   assert job.returncode == 0, errors
@@ -348,7 +349,8 @@ def test_a_process_that_runs_nothing_of_the_step_has_no_ranks_and_says_so(tmp_pa
 
 @pytest.mark.long
 def test_of_processes_that_train_each_on_its_own_devices_all_ranks_are_known(tmp_path):
-  job = jaxpace_run(tmp_path, f"acts = False\n{LOCAL}", "--out", "seen", "--nproc", "2", devices=2)
+  job = jaxpace_run(tmp_path, f"first = 'learn'\n{LOCAL}", "--out", "seen", "--nproc", "2",
+                    devices=2)
   _, errors = job.communicate(timeout=600)
   assert job.returncode == 0, errors
   run = read_run(tmp_path / "seen")
@@ -356,3 +358,13 @@ def test_of_processes_that_train_each_on_its_own_devices_all_ranks_are_known(tmp
   groups = run.collectives[0].rank_groups.groups
   assert groups[0] == groups[1] != groups[2] == groups[3]
   assert "Nothing is known" not in diagnose(run).verdict
+
+
+@pytest.mark.long
+def test_where_process_0_has_no_collectives_the_others_say_why_nothing_is_recorded(tmp_path):
+  job = jaxpace_run(tmp_path, f"first = 'idle'\n{LOCAL}", "--out", "seen", "--nproc", "2",
+                    "--show", "all", devices=2)
+  out, errors = job.communicate(timeout=600)
+  assert job.returncode == 0, errors
+  assert ("[1] jaxpace: Not recording, training goes on: process 0, which says what is recorded, "
+          "ran no program with collectives over several devices." in out)
