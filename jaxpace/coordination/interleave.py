@@ -268,7 +268,9 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0,
     floors_now = lowest.update(before, state.floor)
     floors = lowest.value(floors_now) if given is None else jnp.asarray(given)
     floors = jnp.where(valid(before) | valid(now), floors, _NAN)
-    fresh = _share_of(now, floors) >= _ENOUGH
+    there = jnp.where(valid(floors), floors, _ZERO)
+    fresh = (jnp.sum(jnp.where(valid(now), there, _ZERO))
+             / jnp.maximum(jnp.sum(there), np.float32(1e-30))) >= _ENOUGH
     seen = look(jnp.where(fresh, now, before), floors)
     # The step before began with what was asked two decisions ago.
     took = jnp.where(valid(observation.job_step_time), observation.job_step_time, _NAN)
@@ -338,11 +340,3 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0,
         ahead=ahead, growth=growth, clear=clear_now)
 
   return Pacer(init, update)
-
-
-def _share_of(times: jax.Array, floors: jax.Array) -> jax.Array:
-  """Share of the collective, by its floors, of which times are known: [B] float32 s, [B] float32 s
-  -> []."""
-  there = jnp.where(valid(floors), floors, _ZERO)
-  return (jnp.sum(jnp.where(valid(times), there, _ZERO))
-          / jnp.maximum(jnp.sum(there), np.float32(1e-30)))

@@ -48,6 +48,11 @@ def fresh(ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
   """Makes the first device's state before its first step, as numpy arrays."""
   unknown = np.full((ranks,), np.nan, np.float32)
   holds = pacer is not None and pacer.hold is not None
+  state: Packed | tuple[()] = ()
+  if pacer is not None:
+    # A guard of the user's is for the user's own arrays.
+    with own_context.unguarded():
+      state = packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np)
   # Not jax.Arrays yet, as the fields are in a step: `Instrumented.init` makes those, over its
   # devices.
   leaves: dict[str, Any] = {
@@ -61,16 +66,10 @@ def fresh(ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
       "delays": unknown.copy(),
       "step_time": np.full((), np.nan, np.float32),
       "transfers": np.full((slots,), np.nan, np.float32),
-      "pacer": () if pacer is None else _of_pacer(pacer, ranks),
+      "pacer": state,
       "alike": np.zeros((), np.bool_) if holds else (),
   }
   return PaceState(**leaves)
-
-
-def _of_pacer(pacer: Pacer, ranks: int) -> Packed:
-  # A guard of the user's is for the user's own arrays.
-  with own_context.unguarded():
-    return packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np)
 
 
 def _on_host(leaf: Any) -> np.ndarray:

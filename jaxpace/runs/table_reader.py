@@ -312,7 +312,9 @@ def list_parts(folder: pathlib.Path) -> tuple[list[Part], list[str]]:
     names = sorted(os.listdir(folder))
   except (FileNotFoundError, NotADirectoryError):
     return [], []
-  found = [(name, parse_part_name(name)) for name in names if not is_temporary(name)]
+  # Others are still being written, or were left by a writer that was killed.
+  found = [(name, parse_part_name(name)) for name in names
+           if not name.startswith(".") and not name.endswith((".tmp", "~"))]
   return ([part._replace(path=folder / name) for name, part in found if part],
           [name for name, part in found if not part])
 
@@ -328,11 +330,6 @@ def open_table(directory: pathlib.Path, name: str, run: str | None) -> TableFile
   if others:
     problems.append(others_left_out(name, others))
   return TableFiles(name, outermost(own), problems)
-
-
-def is_temporary(name: str) -> bool:
-  """Whether a file of this name is still being written, or was left by a writer that was killed."""
-  return name.startswith(".") or name.endswith((".tmp", "~"))
 
 
 def others_left_out(table: str, names: Sequence[str]) -> str:
