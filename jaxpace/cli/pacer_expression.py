@@ -20,10 +20,6 @@ _ON_THE_HOST = ("balance", "fit_costs")
 _LONGEST, _MOST_RANKS = 10_000, 2**20
 
 
-class ExpressionError(UserError, ValueError):
-  """The expression names no pacer: a sentence that says what is wrong."""
-
-
 def factories() -> dict[str, Callable[..., Any]]:
   """Pacer factories and combinators among jaxpace's public names."""
   import jaxpace
@@ -47,14 +43,14 @@ def make(text: str, kind: type[Any] = Pacer, *, imports: bool = False) -> Any:
     imports: whether it may name a module, see `import_pacer`.
 
   Raises:
-    ExpressionError: it isn't such an expression, or it makes something else.
+    UserError: it isn't such an expression, or it makes something else.
   """
   if _split(text)[0]:
     if imports:
       return import_pacer(text)
-    raise ExpressionError(f"{text!r} would import a module, and so run it; a file or a setting "
-                          f"can't have that done. {SWITCH} of `jaxpace replay` does it, and a "
-                          "Python config of `jaxpace simulate`.")
+    raise UserError(f"{text!r} would import a module, and so run it; a file or a setting "
+                    f"can't have that done. {SWITCH} of `jaxpace replay` does it, and a "
+                    "Python config of `jaxpace simulate`.")
   return _made(_parsed(text.strip(), kind), factories(), text, kind)
 
 
@@ -69,13 +65,13 @@ def import_pacer(text: str) -> Pacer:
     text: such as `my_pacers:careful(rate=0.1)`.
 
   Raises:
-    ExpressionError: it names none, the module can't be imported, or it makes no pacer.
+    UserError: it names none, the module can't be imported, or it makes no pacer.
   """
   module, source = _split(text)
   if not module:
-    raise ExpressionError(f"{SWITCH} takes MODULE:ATTRIBUTE, such as "
-                          f"'my_pacers:careful(rate=0.1)', not {text!r}. A pacer of jaxpace is "
-                          "given without that switch.")
+    raise UserError(f"{SWITCH} takes MODULE:ATTRIBUTE, such as "
+                    f"'my_pacers:careful(rate=0.1)', not {text!r}. A pacer of jaxpace is "
+                    "given without that switch.")
   node = _parsed(source, Pacer)
   name = ast.unparse(node.func if isinstance(node, ast.Call) else node)
   if "" not in sys.path and "." not in sys.path:
@@ -83,9 +79,9 @@ def import_pacer(text: str) -> Pacer:
   try:
     found = getattr(importlib.import_module(module), name)
   except Exception as error:
-    raise ExpressionError(f"{module}:{name} can't be imported: {type(error).__name__}: {error}. "
-                          "The module must be importable from here, and have that "
-                          "attribute.") from error
+    raise UserError(f"{module}:{name} can't be imported: {type(error).__name__}: {error}. "
+                    "The module must be importable from here, and have that "
+                    "attribute.") from error
   pacer: Pacer = _made(node, factories() | {name: found}, text, Pacer)
   return pacer
 
@@ -100,16 +96,16 @@ def _split(text: str) -> tuple[str, str]:
 def _parsed(source: str, kind: type[Any]) -> ast.expr:
   hint = f"Give a {kind.__name__.lower()}, {_EXAMPLES[kind]}."
   if len(source) > _LONGEST:
-    raise ExpressionError(f"the expression has {len(source):,} characters; at most {_LONGEST:,} "
-                          f"are read. {hint}")
+    raise UserError(f"the expression has {len(source):,} characters; at most {_LONGEST:,} "
+                    f"are read. {hint}")
   shown = repr(source if len(source) < 200 else f"{source[:200]}...")
   try:
     parsed = ast.parse(source, mode="eval").body
     ast.unparse(parsed)  # what is said of a part of it later is no deeper
   except (SyntaxError, ValueError) as error:
-    raise ExpressionError(f"{shown} is not an expression: {error.args[0]}. {hint}") from error
+    raise UserError(f"{shown} is not an expression: {error.args[0]}. {hint}") from error
   except (RecursionError, MemoryError) as error:
-    raise ExpressionError(f"{shown} is nested too deeply. {hint}") from error
+    raise UserError(f"{shown} is nested too deeply. {hint}") from error
   return parsed
 
 
@@ -118,8 +114,8 @@ def _made(node: ast.expr, known: Mapping[str, Any], text: str, kind: type[Any]) 
   if not isinstance(made, kind) and callable(made):
     made = _called(made, [], {}, text)
   if not isinstance(made, kind):
-    raise ExpressionError(f"{text!r} makes a {type(made).__name__}, not a {kind.__name__}. Give "
-                          f"one, {_EXAMPLES[kind]}.")
+    raise UserError(f"{text!r} makes a {type(made).__name__}, not a {kind.__name__}. Give "
+                    f"one, {_EXAMPLES[kind]}.")
   return made
 
 
@@ -138,21 +134,21 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
       if callable(called := _value(function, known)):
         if (any(isinstance(value, ast.Starred) for value in node.args)
             or any(word.arg is None for word in node.keywords)):
-          raise ExpressionError("* and ** can't be used here: write the arguments out.")
+          raise UserError("* and ** can't be used here: write the arguments out.")
         return _called(called, [_value(value, known) for value in node.args],
                        {str(word.arg): _value(word.value, known) for word in node.keywords},
                        ast.unparse(function))
-  raise ExpressionError(f"{ast.unparse(node)!r} can't be used here: only jaxpace's pacers, "
-                        "numbers, strings, lists and range. Put anything else into a module and "
-                        f"name that with {SWITCH} MODULE:ATTRIBUTE.")
+  raise UserError(f"{ast.unparse(node)!r} can't be used here: only jaxpace's pacers, "
+                  "numbers, strings, lists and range. Put anything else into a module and "
+                  f"name that with {SWITCH} MODULE:ATTRIBUTE.")
 
 
 def _named(name: str, known: Mapping[str, Any]) -> Any:
   if name == "range":
     return _range
   if name not in known:
-    raise ExpressionError(f"jaxpace has no pacer {name!r}; there are: {', '.join(sorted(known))}. "
-                          f"One of your own is given with {SWITCH} MODULE:ATTRIBUTE.")
+    raise UserError(f"jaxpace has no pacer {name!r}; there are: {', '.join(sorted(known))}. "
+                    f"One of your own is given with {SWITCH} MODULE:ATTRIBUTE.")
   return known[name]
 
 
@@ -172,4 +168,4 @@ def _called(function: Callable[..., Any], args: list[Any], words: dict[str, Any]
   try:
     return function(*args, **words)
   except Exception as error:
-    raise ExpressionError(f"{text}: {error}") from error
+    raise UserError(f"{text}: {error}") from error

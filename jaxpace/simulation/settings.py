@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpace.core.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.core.types import Pacer
+from jaxpace.files import UserError
 from jaxpace.runs.run import PAUSES
 from jaxpace.simulation import noise as noises
 from jaxpace.simulation import schedules
@@ -77,7 +78,7 @@ _JOB = {*_TIMES, "nodes", "gradient_bytes", "buckets", "algorithm", "overlap", "
 
 def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scenario:
   """Reads and checks a config, nested dicts of numbers, strings and lists; `configs/simulate.py`
-  shows every field. `make_pacer` makes a pacer of its expression, or raises a ValueError that says
+  shows every field. `make_pacer` makes a pacer of its expression, or raises a UserError that says
   what is wrong with it. Raises SettingsError where a field is unknown, missing or out of range."""
   known("", config, _TOP)
   steps = whole("steps", config.get("steps", 1000), 2, MAX_STEPS)
@@ -178,7 +179,7 @@ def _pacer(at: str, text: Any, make_pacer: Callable[[str], Pacer]) -> tuple[str,
         "or ''.")
   try:
     return text, make_pacer(text) if text else None
-  except ValueError as error:
+  except UserError as error:
     raise SettingsError(f"{at}.pacer: {error}") from error
 
 

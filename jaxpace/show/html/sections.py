@@ -203,7 +203,8 @@ def collectives(figures: DocumentFigures) -> Markup | None:
     body = [[f"{row['collective']}" + (f" ({row['source']})" if row["source"] else ""), row["axis"],
              f"{row['turns']:,}", figures.time(f"waits/{i}/waiting"),
              figures.time(f"waits/{i}/transfer"), figures.time(f"waits/{i}/contention"),
-             _most_in(figures, i), _mostly_for(row)]
+             _most_in(figures, i),
+             "" if row["rank"] is None else f"rank {row['rank']} ({100 * row['rank_share']:.0f} %)"]
             for i, row in enumerate(document["waits"])]
     parts.append(table("Where the waits are", (
         "collective", "axis", "times per step", "waiting", "transfer", "contention", "most in",
@@ -247,10 +248,6 @@ def _most_in(figures: DocumentFigures, place: int) -> Markup | str:
     return ""
   return element("span", f"{iterations_in_words(worst['loops'])}: ",
                  figures.time(f"waits/{place}/worst_turn/waiting"))
-
-
-def _mostly_for(row: dict[str, Any]) -> str:
-  return "" if row["rank"] is None else f"rank {row['rank']} ({100 * row['rank_share']:.0f} %)"
 
 
 def places(figures: DocumentFigures) -> Markup:
