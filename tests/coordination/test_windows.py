@@ -88,6 +88,12 @@ def test_quantile_follows_jumps_down_within_a_window_and_up_within_four():
   assert found.min() > 0
 
 
+def test_a_floor_falls_at_once_and_makes_good_63_percent_of_a_rise_within_a_window():
+  found = follow(ALL["floor"], np.repeat([5e-3, 1e-3, 2e-3], [3, 1, WINDOW]))
+  assert found[3] == np.float32(1e-3)
+  assert found[-1] == pytest.approx(2e-3 - 1e-3 * (1 - 1 / WINDOW) ** WINDOW, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_is_known_before_the_first_value(name):
   estimator = ALL[name]
