@@ -65,11 +65,11 @@ def loops_in(info: Mapping[str, Any], last: int) -> list[Loop]:
   each = [*(told.get("before") or ()), told]
   # Between two a number is left out.
   ends = [*((one.get("first_step") or 0) - 2 for one in each[1:]), last]
-  found: dict[tuple[str, ...], Loop] = {}
+  found: dict[frozenset[str], Loop] = {}
   for one, end in zip(each, ends, strict=True):
     programs, trains = tuple(one.get("programs") or ()), bool(one.get("trains"))
-    loop = found.get(programs, Loop(programs, (), trains))
-    found[programs] = dataclasses.replace(
+    loop = found.get(frozenset(programs), Loop(programs, (), trains))
+    found[frozenset(programs)] = dataclasses.replace(
         loop, spans=(*loop.spans, (one.get("first_step") or 0, end)))
   return list(found.values()) if len(found) > 1 else []
 

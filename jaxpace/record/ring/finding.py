@@ -50,7 +50,8 @@ class Step:
   programs: tuple[str, ...]
   """Names, the one that takes most of the time first."""
   cut: str
-  """The program at which steps are cut; it runs once per step."""
+  """The program at which steps are cut; it runs once per step. Empty where an execution of any of
+  them is a step."""
   after: bool
   """Whether a step ends with that program; else it begins with it."""
   why: str
@@ -73,6 +74,8 @@ class Step:
       are dealt with. Some between these may be of programs that are beside the step. What runs
       without the main program, such as what places the parameters or another batch, is no step.
     """
+    if not self.cut:
+      return [(at, at + 1) for at, name in enumerate(order) if name in self.programs], len(order)
     places, done = self._pieces(order, last)
     return [(begin, end) for begin, end in places if self.programs[0] in order[begin:end]], done
 
@@ -128,6 +131,8 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
   after = times[ran[0]] > 1
   cut = ran[0] if not after else ran[-1] if times[ran[-1]] == 1 else once
   programs = tuple(dict.fromkeys((main, *ran)))
+  if programs == (main,) and (any_of := _any_of(order, main, trains, seconds)):
+    return Step(any_of, "", False, f"any of {', '.join(any_of)}, none of which takes half the time")
   spent, whole = (sum(seconds.get(name, 0.0) for name in some) for some in (
       programs, {*programs, *(trains if main in trains else candidates)}))
   return Step(programs, cut, after, _why([
@@ -184,6 +189,17 @@ def _candidates(names: set[str], match: str) -> set[str]:
     return {name for name in names if fnmatch.fnmatchcase(name, match) or match in name}
   beside = {name for name in names if is_beside(name)}
   return names - beside if any(not is_jax(name) for name in names - beside) else names
+
+
+def _any_of(order: Sequence[str], main: str, trains: Set[str], seconds: Mapping[str, float]
+            ) -> tuple[str, ...]:
+  """Programs any of which may be the next step, as tasks or buckets of lengths; () where one takes
+  most of the time, or each has its loop, one after the other."""
+  if main not in trains or seconds[main] >= 0.5 * sum(seconds[name] for name in trains):
+    return ()
+  at = {name: [place for place, each in enumerate(order) if each == name] for name in trains}
+  together = [name for name in trains if at[name][0] < at[main][-1] and at[main][0] < at[name][-1]]
+  return tuple(sorted(together, key=lambda name: -seconds[name])) if len(together) > 1 else ()
 
 
 def _repeats(order: Sequence[str], each: str, other: str) -> int:

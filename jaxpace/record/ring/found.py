@@ -153,7 +153,7 @@ class StepFinder:
   def _take(self, found: Step) -> None:
     """Notes for what programs are the step from now on, where that is another than before."""
     programs, why, before = list(found.programs), found.why, self._taken
-    if before and before[-1]["programs"] == programs:
+    if self._goes_on(found):
       return
     # What follows another step is not measured from its end: a number is left out between them.
     self._next += bool(before)
@@ -169,6 +169,10 @@ class StepFinder:
   def _tell(self) -> None:
     self._source.tell_step({**self._taken[-1], "before": self._taken[:-1],
                             "beside": sorted(self._beside - set(self._taken[-1]["programs"]))})
+
+  def _goes_on(self, found: Step) -> bool:
+    """Whether that was the step before, too."""
+    return any({*one["programs"]} == {*found.programs} for one in self._taken[-1:])
 
   def _follow(self, last: bool) -> list[StepCalls]:
     """Goes through what was executed, up to where something takes the step's place; returns the
@@ -316,10 +320,11 @@ class StepFinder:
     return found if often and (self._match or likely) else None
 
   def _first(self, names: list[str], seconds: Mapping[str, float]) -> Step | None:
-    """The step of the first loop among some executions."""
+    """The step of the first loop among some executions; what it was before, if that goes on after
+    something else."""
     found = finding.find(names, {name: seconds[name] for name in {*names}}, self._match,
                          self._differentiated)
-    if found is None or self._match:
+    if found is None or self._match or self._goes_on(found):
       return found
     before = list(itertools.takewhile(lambda name: name not in found.programs, names))
     often = [name for name, times in collections.Counter(before).items() if times >= _SURE_STEPS]

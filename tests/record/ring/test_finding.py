@@ -85,6 +85,17 @@ def test_two_programs_that_compute_gradients_make_one_step_though_one_runs_more_
   assert trained(order, seconds, both[:1]) == (("discriminate",), "discriminate", False)
 
 
+def test_where_no_program_that_trains_takes_half_of_the_time_any_of_them_is_a_step():
+  tasks = {"recall": 3.0, "rank": 2.5, "count": 2.0}
+  order = [(*tasks, "eval")[int(place)] for place in "010221301200122011020"]
+  step = find(order, tasks | {"eval": 9.0}, "", set(tasks))
+  assert (step.programs, step.cut, step.fraction) == (tuple(tasks), "", 1.0)
+  assert step.steps(order) == ([(at, at + 1) for at in range(21) if at != 6], 21)
+  # Those of a curriculum run one after the other.
+  assert find([name for name in tasks for _ in range(5)], tasks, "", set(tasks)).programs == (
+      "recall",)
+
+
 def test_a_pattern_overrides():
   order, seconds = ["train", "eval_step"] * 5, {"train": 9.0, "eval_step": 1.0}
   assert found(order, seconds, "eval*") == (("eval_step",), "eval_step", False)
