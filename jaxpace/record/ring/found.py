@@ -119,11 +119,13 @@ class StepFinder:
     if fresh:
       self._latest = time.monotonic()
     steps: list[StepCalls] = []
+    before = self.found
     while self.found is not None or self._settle(last):
       steps += self._follow(last)
       if self.found is not None:
-        self._leave_others()
         break
+    if self.found is before is not None:
+      self._leave_others()
     return steps
 
   def guess(self, source: PlannedPrograms, collector: Collector) -> list[StepCalls]:
@@ -345,13 +347,14 @@ class StepFinder:
     return StepCalls(self._next - 1, tuple(ranges), UNKNOWN, {})
 
   def _leave_others(self) -> None:
-    """Forgets the timestamps of programs that were never the step, but those since it last ran."""
-    steps = {name for one in self._taken for name in one["programs"]}
+    """Forgets the timestamps of programs that are not the step, but those since it last ran. The
+    steps of another loop are rows by now."""
+    assert self.found is not None
     kept: dict[int, int] = {}
     for number, execution in self._others:
       kept.setdefault(number, execution)
-    for number in self._source.runs:
-      if number in self._source.by_number and self._name(number) not in steps:
+    for number in self._source.runs & self._source.by_number.keys():
+      if self._name(number) not in self.found.programs:
         for buffer in range(self._collector.buffers):
           self._collector.take(buffer, number, kept.get(number, math.inf))
 

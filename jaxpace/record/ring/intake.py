@@ -278,8 +278,12 @@ class Intake(StepTables):
     known = self._described
     # Which ranks there are depends on what the step is.
     self._described = len(self._source.programs), not self.undecided
+    before = self.plan
     if steps or known != self._described:
       self.add(self._source.plan_of(steps, self._detail), steps)
+    if self.plan is not before:
+      # What is beside the next steps is forgotten, be it what was the step before.
+      self._make_rows()
 
   def _meet(self) -> Any:
     """Takes note of programs; returns the numbers of those whose events to read."""

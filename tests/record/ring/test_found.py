@@ -125,8 +125,10 @@ def test_an_update_ends_steps_that_had_not_ended_when_they_were_found(monkeypatc
 
 def test_loops_that_alternate_are_not_cut_for_ever(monkeypatch):
   parts = (["pretrain"] * 30, ["fit"] * 30) * 50
-  for loops, steps, _ in loops_of(monkeypatch, *parts).values():
+  for at_once, (loops, steps, collector) in loops_of(monkeypatch, *parts).items():
     assert len(loops) < 6 and len(steps) > 1000
+    # What was the step of another loop is beside this one.
+    assert at_once == 1000 or max(collector.kept.values()) > 1000
 
 
 def test_the_next_loop_begins_at_the_same_execution_whenever_a_process_hears_of_the_last(
