@@ -34,6 +34,7 @@ Numbers = Annotated[list[Number], Meta(max_length=1 << 20)]
 Lines = Annotated[list[Line], Meta(max_length=4096)]
 Groups = Annotated[list[Numbers], Meta(max_length=1 << 20)]
 _MOST_OF_A_STEP = 4096
+_MOST_LOOPS = 4
 
 
 class CollectiveJson(Struct):
@@ -66,7 +67,8 @@ class PlanOfStep(Struct):
   ranks: Positive | None = None
   clock: Line | None = None
   marks: Annotated[list[Timestamp], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
-  collectives: Annotated[list[CollectiveJson], Meta(max_length=_MOST_OF_A_STEP)] = []
+  collectives: Annotated[
+      list[CollectiveJson], Meta(max_length=_MOST_LOOPS * _MOST_OF_A_STEP)] = []
   unstamped: Annotated[list[Untimed], Meta(max_length=_MOST_OF_A_STEP)] = []
   share: bool | None = None
   carrier: Number | None = None

@@ -41,8 +41,8 @@ _LEAST = 8
 _SHARE = 0.1
 """Of all steps, those written in detail because of slow ones."""
 FIRST = 64
-"""Steps at a recording's beginning that are written in detail, so that a short run can be
-judged."""
+"""Steps at the beginning of a recording, and of each loop of the program, that are written in
+detail, so that a short one can be judged."""
 
 
 class Detail:
@@ -53,6 +53,7 @@ class Detail:
     self.asked, self.every = asked, asked if isinstance(asked, int) else 1
     self._recent: collections.deque[float] = collections.deque(maxlen=_MEDIAN_OF)
     self._until = -1
+    self._began, self._last = 0, -2
     self._spent, self._seen = 0.0, 0
 
   def settle(self, rows: int, ranks: int) -> dict[str, Any]:
@@ -72,7 +73,12 @@ class Detail:
     if self.every <= 1:
       return np.ones(len(steps), bool)
     chosen = is_detailed(steps, self.every) | (steps <= self._until)
-    chosen[:max(0, FIRST - self._seen)] = True
+    begins = np.diff(steps, prepend=self._last) != 1
+    place = np.maximum.accumulate(np.where(begins, np.arange(len(steps)), -1))
+    began = np.where(place < 0, self._began, steps[place])
+    chosen |= steps < began + FIRST
+    if len(steps):
+      self._began, self._last = int(began[-1]), int(steps[-1])
     known = seconds[np.isfinite(seconds)]
     recent = np.concatenate([np.array(self._recent), known])[-_MEDIAN_OF:]
     usual = float(np.median(recent)) if len(recent) >= _LEAST else np.inf

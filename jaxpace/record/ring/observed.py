@@ -27,7 +27,7 @@ from jaxpace.record.ring.executions import (
   occurrences,
   sums,
 )
-from jaxpace.record.ring.plan import CLOCK, MOST, STREAM_CLOCK, PlannedProgram, StepPlan
+from jaxpace.record.ring.plan import CLOCK, LOOPS, MOST, STREAM_CLOCK, PlannedProgram, StepPlan
 
 _CLOCKS = {"stream": STREAM_CLOCK, "profiler": "profiler"}
 """Names in `run.json` of clocks that are not the host's."""
@@ -42,7 +42,7 @@ class PlannedPrograms:
   def __init__(self, observed: Sequence[ObservedFunction]):
     """Begins with none; the functions are asked by the writer's thread."""
     self._observed = tuple(observed)
-    self._slots = self._of = 0
+    self._slots = self._of = self._slots_before = 0
     self._detail: dict[str, Any] = {}
     self._step: dict[str, Any] = {}
     self._decisions: tuple[str, ...] = ()
@@ -187,7 +187,8 @@ class PlannedPrograms:
     """
     program = self.by_number[number]
     while len(program.blocks) <= call:
-      if self._slots + len(program) > MOST and self._slots:
+      own = self._slots - self._slots_before
+      if own and own + len(program) > MOST or self._slots + len(program) > LOOPS * MOST:
         return -1
       program.blocks.append(self._slots)
       self._slots += len(program)
@@ -196,7 +197,7 @@ class PlannedPrograms:
 
   def tell_step(self, step: dict[str, Any]) -> None:
     """Says which programs were found to be the step, for `run.json`."""
-    self._step, self._plan = step, None
+    self._step, self._plan, self._slots_before = step, None, self._slots
 
   def plan_of(self, steps: Iterable[StepCalls], detail: Detail) -> StepPlan:
     """The plan with all slots that steps need; the same object as long as nothing is new."""

@@ -18,6 +18,8 @@ CLOCK, STREAM_CLOCK = "marks", "stream marks"
 
 MOST = 4096
 """Slots of a program: what readers take of a step."""
+LOOPS = 4
+"""Loops of a program, one after the other, whose steps have as many."""
 UNKNOWN_ITERATIONS = 64
 """Iterations that have slots in a loop whose iterations the compiler does not know."""
 

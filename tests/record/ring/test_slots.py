@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.detail import is_detailed
+from jaxpace.core.observed import ObservedFunction, ObservedPlan
 from jaxpace.core.plan import Loop
-from jaxpace.record.ring import plan
+from jaxpace.record.ring import observed, plan
 from jaxpace.record.ring.collect import AROUND, FIRST, Detail
 from jaxpace.record.ring.plan import UNKNOWN_ITERATIONS, PlannedProgram
 from tests.record.ring.programs import collective, program, programs
@@ -98,6 +99,28 @@ def test_a_slow_step_and_those_after_it_are_in_full_however_rows_come(every, cut
   if slow >= 64:  # the median is known by then
     assert chosen[around].all()
   assert not chosen[~drawn & ~around].any()
+
+
+def test_the_first_steps_of_each_loop_are_in_full():
+  detail = Detail(1000)
+  steps = np.concatenate([np.arange(100), np.arange(101, 300)])
+  chosen = fed(detail, steps, np.full(299, 0.01), [70, 110])
+  assert steps[chosen].tolist() == sorted({
+      *range(FIRST), *range(101, 101 + FIRST), *steps[is_detailed(steps, 1000)].tolist()})
+
+
+def test_each_loop_has_slots_for_its_steps(monkeypatch):
+  monkeypatch.setattr(observed, "MOST", 8)
+  function = ObservedFunction()
+  function.plan = ObservedPlan(tuple(
+      program(*(collective(index) for index in range(5)), number=number, name=f"step{number}")
+      for number in (1, 2, 3)))
+  planned = observed.PlannedPrograms([function])
+  planned.meet()
+  planned.tell_step({"programs": ["step1"]})
+  assert (planned.block(1, 0), planned.block(2, 0)) == (0, -1)
+  planned.tell_step({"programs": ["step2"]})
+  assert (planned.block(2, 0), planned.block(3, 0)) == (5, -1)
 
 
 def test_all_is_all():
