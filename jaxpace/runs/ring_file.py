@@ -186,8 +186,8 @@ def with_all_groups(directory: pathlib.Path, info: dict[str, Any], processes: Se
   found: dict[tuple[Any, ...], list[list[int]]] = collections.defaultdict(list)
   for process in others:
     with contextlib.suppress(OSError, UnreadableError):
-      said = read_plan(directory, process.process)
-      for program in said.plan.programs if said.run == info.get("run") else ():
+      run, _, own = read_plan(directory, process.process)
+      for program in own.programs if run == info.get("run") else ():
         for each in program.collectives:
           found[each.name, each.kind, each.bytes] += map(list, each.groups)
   completed = []
