@@ -14,7 +14,7 @@ from jaxpace.cli import main
 from tests.docs.blocks import ROOT, pages
 
 PAGES = [page for page in pages() if "measurements" not in page.parts]
-MOST_WORDS, MOST_OF_ALL, LONGEST_SENTENCE = 2000, 35_000, 50
+MOST_WORDS, MOST_OF_ALL, LONGEST_SENTENCE = 2000, 36_000, 50
 LIMITS = {"docs/interleaving.md": 1500}
 WORDS = {
     r"stamp(s|ed|ing)?": "timestamp", r"marks?": "timestamp", r"lanes?": "device buffer",
