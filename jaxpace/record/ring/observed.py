@@ -197,7 +197,9 @@ class PlannedPrograms:
 
   def tell_step(self, step: dict[str, Any]) -> None:
     """Says which programs were found to be the step, for `run.json`."""
-    self._step, self._plan, self._slots_before = step, None, self._slots
+    if step["first_step"] != self._step.get("first_step"):
+      self._slots_before = self._slots
+    self._step, self._plan = step, None
 
   def plan_of(self, steps: Iterable[StepCalls], detail: Detail) -> StepPlan:
     """The plan with all slots that steps need; the same object as long as nothing is new."""

@@ -117,9 +117,12 @@ def test_each_loop_has_slots_for_its_steps(monkeypatch):
       for number in (1, 2, 3)))
   planned = observed.PlannedPrograms([function])
   planned.meet()
-  planned.tell_step({"programs": ["step1"]})
-  assert (planned.block(1, 0), planned.block(2, 0)) == (0, -1)
-  planned.tell_step({"programs": ["step2"]})
+  planned.tell_step({"programs": ["step1"], "first_step": 0})
+  for _ in range(2):
+    assert (planned.block(1, 0), planned.block(2, 0)) == (0, -1)
+    # More is known of the same loop.
+    planned.tell_step({"programs": ["step1"], "first_step": 0, "beside": ["eval"]})
+  planned.tell_step({"programs": ["step2"], "first_step": 90})
   assert (planned.block(2, 0), planned.block(3, 0)) == (5, -1)
 
 
