@@ -63,7 +63,7 @@ class observed:
   before the first step. All processes of a job do so.
 
   Attributes:
-    step: what was taken for the step; None as long as nothing repeats.
+    step: what was taken for the step, of the loop that runs; None as long as nothing repeats.
   """
 
   def __init__(self, directory: str | os.PathLike[str], *, match: str = "",
