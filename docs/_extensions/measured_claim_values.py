@@ -7,7 +7,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from measured_values import FOLDER
+
+from experiments.lib import paired
+from experiments.measure.shared_steps import judge
 
 LATEST_TOO = "fault_lab_seed6.json"
 """The second of the latest sets of runs."""
@@ -378,6 +382,17 @@ def work_recovered(figures: Any, slow: str, arm: str = "shared") -> str:
   """What shares by speed give back of what the best counts save, with its interval."""
   value, low, high = figures["judged"][slow]["recovered"][arm]
   return f"{value:.0f} % [{low:.0f}, {high:.0f}]"
+
+
+def with_counts_by_hand(starts: list[Any], slow: str) -> list[str]:
+  """Of starts that ended with the best counts: their number, what they give back, and the change of
+  their steps against those by hand."""
+  same = [start for start in starts if start[slow]["counts"]["shared"] == start[slow]["by_hand"]]
+  shared, by_hand = (np.concatenate([start[slow]["seconds"][arm] for start in same])
+                     for arm in ("shared", "by_hand"))
+  against = paired.ratio_of_means(shared, by_hand)
+  return [str(len(same)), work_recovered({"judged": judge(same)}, slow),
+          changed([100 * (x - 1) for x in (against.value, against.low, against.high)])]
 
 
 def changed(percent: list[float]) -> str:

@@ -150,6 +150,8 @@ CLAIMS = (
                      "starts",
           "shared_quota.json", lambda f: [read.work_recovered(f, slow)
                                     for slow in ("1.5", "2", "3")]),
+    Claim(SLOW_HOST, "The other {} have the same counts, and got {}; their steps took {} of those",
+          "shared_quota.json", lambda f: read.with_counts_by_hand(f["starts"], "1.5")),
     Claim(SLOW_HOST, "1.5 and 3 times slower: {} and {};", "shared_quota_other.json",
           lambda f: [read.work_recovered(f, slow) for slow in ("1.5", "3")]),
     Claim(SLOW_HOST, "2 times slower, beside a busy neighbour: {}.", "shared_quota_eight.json",
