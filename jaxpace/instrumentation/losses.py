@@ -38,8 +38,9 @@ def checked(loss_fn: Callable[..., Any], tree: Any, has_aux: bool, weighted: boo
       what = (f"{len(found)} things" if isinstance(found, tuple) else
               "a list, not a tuple" if isinstance(found, list) else "one thing")
       hint = (": ranks run different numbers of micro-batches, so a mean over each would weigh "
-              "them wrongly. Return losses.sum(), mask.sum(), or losses.sum(), losses.size where "
-              "all count equally.")
+              "them wrongly. Return losses.sum(), mask.sum(); or give jaxpace.accumulate "
+              "weighted=False where each micro-batch counts as one, as in a loop that divides by "
+              "their number.")
       if isinstance(found, tuple) and len(found) == 3:
         hint = ". For a third thing that is summed up too give has_aux=True."
       raise ValueError(f"{name} must return {wanted}, and it returned {what}{hint}")

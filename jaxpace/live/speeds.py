@@ -164,9 +164,9 @@ class SharedCounts:
     if self._called >= calls:
       return
     said = (f"feed.next was called {self._asked_for + 1} times and the step {self._called} times: "
-            "once a step, at most four ahead, with the function that the loop calls. A step that "
-            "was lowered and compiled by hand, or is called inside another jitted function, is not "
-            "seen; to skip steps, restore a feed.state() of a later one.")
+            "once a step, at most four ahead, with the function that the loop calls, and of one "
+            "feed. A step that was lowered and compiled by hand, or is called inside another "
+            "jitted function, is not seen; to skip steps, restore a feed.state() of a later one.")
     if self._thread == threading.get_ident():
       raise ValueError(said)
     waited, before = 0, self._called

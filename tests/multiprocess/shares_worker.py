@@ -89,8 +89,7 @@ def cut(kept, end, event, at):
 
 def late_once():
   """Process 1 comes too late for the first new counts."""
-  agree, times = gathered.Gathered.agree, iter([1.5] * INDEX)
-  gathered._AGREES = 0.5
+  agree, times = gathered.Gathered.agree, iter([8.0] * INDEX)
 
   def agrees(*args):
     time.sleep(next(times, 0))
