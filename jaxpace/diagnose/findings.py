@@ -168,7 +168,7 @@ def _transfers(case: EvidenceInputs, places: list[straggler.Bad],
 _UNMEASURED = {
     "runtime": "gaps between steps, for no cause that was recorded,",
     "compute": "long steps on all ranks, of which gaps between steps may be a part,"}
-_TRANSFERS = "transfers far longer than usual, in which a whole process may have stood still,"
+_TRANSFERS = "transfers far longer than usual, as when a process stops or loses its processors,"
 
 
 def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
