@@ -272,7 +272,8 @@ def render_forecast(found: Forecast, console: Console) -> None:
     if point.silent is not None:
       silent.setdefault(point.silent, []).append(f"{point.ranks:,}")
   sentences = [f"{joined(ranks)} ranks can't be forecast. {why}" for why, ranks in silent.items()]
-  sentences += [*found.notes]
+  if any(point.silent is None for point in found.points):
+    sentences += found.notes
   if sentences:
     console.print()
   for sentence in sentences:

@@ -244,15 +244,15 @@ def _forecast(found: dict[str, Any]) -> Markup:
       reasons.setdefault(alike, ([], point["silent"]))[0].append(f"{point['ranks']:,}")
   known = [point for point in found["forecasts"] if point["silent"] is None]
   sample = f"the newest {found['steps']:,}" if found["newest"] else f"{found['steps']:,}"
-  parts = [element("p", f"From {sample} steps in which every rank is known; each rank is taken to "
-                        "do the same work as now. Intervals are for 90 %.", class_="aside")]
-  if known:
-    parts.append(_chart("forecast", "Step time at more ranks",
-                        "The recorded step, and forecasts with intervals."))
+  parts = [] if not known else [
+      element("p", f"From {sample} steps in which every rank is known; each rank is taken to do "
+                   "the same work as now. Intervals are for 90 %.", class_="aside"),
+      _chart("forecast", "Step time at more ranks",
+             "The recorded step, and forecasts with intervals.")]
   said = [element("li", element("strong", f"No forecast for {', '.join(ranks)} ranks. "),
                   prose(why))
           for ranks, why in reasons.values()]
-  said += [element("li", prose(note)) for note in found["notes"]]
+  said += [element("li", prose(note)) for note in found["notes"] if known]
   return joined([*parts, *([element("ul", *said)] if said else [])])
 
 
