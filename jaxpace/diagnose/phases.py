@@ -122,4 +122,6 @@ def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
 
 def beyond_usual(seconds: np.ndarray, selected: SelectedSteps) -> np.ndarray:
   """[P, K] seconds beyond each process's usual, the median step's."""
+  if not selected.size:
+    return np.zeros_like(seconds)
   return np.maximum(seconds - np.median(seconds[:, selected.mask], axis=1, keepdims=True), 0.0)

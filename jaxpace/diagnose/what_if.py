@@ -18,7 +18,7 @@ from jaxpace.diagnose.floor import Floor, running_minimum
 from jaxpace.diagnose.groups import RunGroups, run_groups, step_through
 from jaxpace.diagnose.ledger import evened, leave
 from jaxpace.diagnose.limits import CELLS, KEPT, MIN_STEPS, SAME
-from jaxpace.diagnose.phases import pauses_by_rank
+from jaxpace.diagnose.phases import beyond_usual, on_purpose, pauses_by_rank
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, chunks, counted
 from jaxpace.diagnose.totals import typical
@@ -82,6 +82,7 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor,
     return [0.0] * len(scenarios)
   gaps = (_typical_gaps(run, selected.mask) if any(s.runtime_jitter for s in scenarios)
           else np.zeros(run.ranks))
+  meant = beyond_usual(on_purpose(run)[None], selected)[0]
   pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
   quiet = (_usual_standing(run, selected.mask)
            if any(s.contention or s.together for s in scenarios) else None)
@@ -100,7 +101,8 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor,
     if pauses is not None and scenario.pauses:
       left = left - np.minimum(pauses[:, part], left)
     if scenario.runtime_jitter:
-      steady = np.broadcast_to(gaps[:, None], left.shape)
+      # what all processes run in them on purpose would still be run
+      steady = gaps[:, None] + np.minimum(meant[part], np.maximum(left - gaps[:, None], 0.0))
       left = (np.minimum(steady, left)
               if scenario.pauses or scenario.contention or scenario.together else steady)
     changed[0] += left - work.runtime

@@ -231,6 +231,8 @@ def test_what_all_processes_run_between_steps_is_no_pause():
   for struck, mode in (((0, 1), None), ((0,), Verdict.JITTER)):
     found = diagnose(evaluating(struck, np.arange(0, 400, 10)))
     assert [f.mode for f in found.findings] == ([mode] if mode else [])
+    # and it would take as long were all gaps as long as usual
+    assert (found.no_runtime_jitter.saving < 0.01) == (mode is None)
     said = [note for note in found.notes if note.code == Note.OTHER_PROGRAMS]
     assert bool(said) == (mode is None) and found.few_pauses == ()
     if said:
