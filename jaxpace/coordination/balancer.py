@@ -35,8 +35,6 @@ _KEEPS = 2
 _CHANGED = np.float32(2.5)
 """Standard errors by which a window differs from what was known, where the rank's speed has
 changed."""
-_ROUNDED = np.float32(1e-6)
-"""Part of a step by which two that are the same may differ."""
 _SURE = np.float32(4)
 """Standard errors of a window's step time within which counts do not differ. With fewer, one bad
 window of steps that hang together keeps a healthy job from going back to even counts."""
@@ -84,15 +82,13 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   squares over the ranks, the less the more windows scatter), and is 0 before the first; below 0
   where a step's first micro-batches take less time than the others.
 
-  Every fourth step of a full window the counts that would end the step earliest are found
-  (exactly, `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`;
-  where counts are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many
-  ranks is last by chance. Counts nearer to even need promise nothing: they are taken if no step
-  gets longer even where the ranks that get more are slower by so many standard errors. What a
-  step takes beyond the busy time of its last rank is assumed to stay the same with other counts.
-  For the counts before the last change it is known: what was measured then counts, as far as it
-  differs by more than chance, and they are taken again where they promise more than all others. A
-  slow rank may be slow in its collectives, too, which only the whole step shows.
+  Every fourth step of a full window the counts that would end the step earliest are found (exactly,
+  `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts
+  are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last
+  by chance. What a step takes beyond the busy time of its last rank is assumed to stay the same
+  with other counts. For the counts before the last change it is known: what was measured then
+  counts, as far as it differs by more than chance, and they are taken again where they promise more
+  than all others. A slow rank may be slow in its collectives, too, which only the whole step shows.
   So that noise does not move work, a rank counts as different from the median of all ranks only if
   it is so by `noise` + sqrt(2 ln R) standard errors; once it does, until it is within one: the way
   back to even counts needs evidence, too. Who stands out by z standard errors does so by chance,
@@ -138,7 +134,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   if width not in (8, 16, 32):
     raise ValueError(f"window={window!r} must be 8, 16 or 32 steps.")
   worth = knobs.number("gain", gain, 0, 1, "a share of the step's time, 0.02 for 2 %")
-  errors = knobs.number("noise", noise, 0, 1000, "standard errors")
+  errors = float(knobs.number("noise", noise, 0, 1000, "standard errors"))
   rows = jnp.arange(width, dtype=jnp.int32)
 
   def init(ranks: int) -> SpeedShares:
@@ -216,10 +212,9 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
                                 jnp.where(middle > _ZERO, error / middle, _ZERO))
     middle = state.slowness
     typical, error = _median(middle, works), relative * middle
-    equal = jnp.asarray(even(total, ranks))
-    last_of = np.float32(math.sqrt(2 * math.log(max(ranks, 2))))
-    uneven = state.counts != equal
-    limit, away = jnp.where(state.apart, _ONE, errors + last_of) * error, middle - typical
+    uneven = state.counts != jnp.asarray(even(total, ranks))
+    wanted = np.float32(errors + math.sqrt(2 * math.log(max(ranks, 2))))
+    limit, away = jnp.where(state.apart, _ONE, wanted) * error, middle - typical
     differs = works & (jnp.abs(away) > limit)
     # Who stands out does so by chance, too: shrunk as by the positive part of James and Stein.
     speed = typical + jnp.where(differs, away - error * error / away, _ZERO)
@@ -239,17 +234,11 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     after = jnp.where(returns, earlier, shortest + beyond)
     promised = _ONE - after / (longest + beyond)
     # The last of many ranks whose speeds differ is the one that noise has made the last.
-    by_chance = last_of * _median(relative, works) * longest / (longest + beyond)
-    least_gain = knobs.chosen(state.knobs.threshold, worth)
-    enough = least_gain + jnp.where(jnp.any(uneven), by_chance, _ZERO)
-    # Nearer to even nothing need be gained, if nothing is lost where who gets more is slower.
-    longer = jnp.where(counts > state.counts, last_of * relative, _ZERO)
-    at_most = jnp.where(returns, earlier, beyond + jnp.max(
-        speed * (_ONE + longer) * (counts.astype(jnp.float32) + fixed)))
-    now_away, then_away = (jnp.sum(jnp.abs(n - equal)) for n in (state.counts, counts))
-    nears = (then_away < now_away) & (
-        _ONE - at_most / (longest + beyond) >= jnp.maximum(least_gain - worth, _ZERO) - _ROUNDED)
-    changes = (valid(longest) & (typical > _ZERO) & ((promised >= enough) | nears)
+    by_chance = (np.float32(math.sqrt(2 * math.log(max(ranks, 2)))) * _median(relative, works)
+                 * longest / (longest + beyond))
+    enough = (knobs.chosen(state.knobs.threshold, worth)
+              + jnp.where(jnp.any(uneven), by_chance, _ZERO))
+    changes = (valid(longest) & (typical > _ZERO) & (promised >= enough)
                & jnp.any(counts != state.counts))
     return state._replace(
         apart=differs, gain=promised, counts=jnp.where(changes, counts, state.counts),

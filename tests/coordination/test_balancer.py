@@ -67,29 +67,6 @@ def test_a_healthy_job_is_left_alone(ranks, cv):
   assert played.seconds.sum() <= played.even.sum() * 1.005
 
 
-def test_counts_that_noise_has_made_uneven_come_nearer_to_even_ones_again():
-  """Where noise hangs together it makes a rank slow for a window; to go back need gain nothing."""
-  runs = []
-  for seed in range(8):
-    draws = np.random.default_rng(100 + seed).normal(0, 0.25, (600, 4))
-    for step in range(1, 600):
-      draws[step] = 0.8 * draws[step - 1] + 0.6 * draws[step]
-    played = play(balancer(), np.exp(draws) * MILLI, rest=np.exp(draws) * MILLI)
-    runs.append(played.seconds.sum() / played.even.sum() - 1)
-  assert np.mean(runs) <= 0.006 and max(runs) <= 0.03, runs
-
-
-def test_more_than_is_needed_is_not_kept_from_a_slow_rank():
-  """At 1.25 times one micro-batch less does, and leaves the others more time; three were right
-  before."""
-  speeds = np.ones((STEPS, 4))
-  speeds[:300, 3], speeds[300:, 3] = 1.55, 1.25
-  played = play(balancer(), speeds * noise(STEPS, 4, 0.01) * MILLI)
-  assert played.counts[290].tolist() == [9, 9, 9, 5]
-  assert sorted(played.counts[-1].tolist()) == [7, 8, 8, 9] and played.counts[-1][3] == 7
-  assert played.changes == 2
-
-
 def test_what_else_is_in_a_step_is_learnt():
   """Half of a step of a healthy rank is not micro-batches, and slow where the rank is: counts hold
   it in."""
