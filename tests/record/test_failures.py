@@ -1,6 +1,7 @@
 """Whatever of the package fails in the user's process, training ends as it would without it: of a
 step that is named, and of one that is found."""
 
+import signal
 import threading
 import time
 import types
@@ -92,15 +93,21 @@ def failed(monkeypatch):
   """Lets a point fail; returns what says that it did."""
   # Of a recording that an earlier test kept from being closed, too.
   monkeypatch.setattr(threading, "excepthook", lambda args: None)
-  times = []
+  times, kept = [], []
 
   def fail(where, name):
     def fails(*args, **kwargs):
       times.append(name)
+      if name == "restore":
+        kept.extend(args)
       raise Failed(name)
     monkeypatch.setattr(where, name, fails)
     return times
-  return fail
+  yield fail
+  monkeypatch.undo()
+  for termination in kept:  # else later tests have its handler, and a descriptor that is closed
+    signal.set_wakeup_fd(-1)
+    termination.restore()
 
 
 @pytest.mark.parametrize("point", [*(point for point in NAMED if point not in REST), *long(*REST)])
