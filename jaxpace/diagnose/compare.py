@@ -16,7 +16,7 @@ from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
 from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.diagnose.words.codes import ChangeCode, Sentence, Verdict, codes
-from jaxpace.diagnose.words.names import hosts_of, milliseconds, signed
+from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, signed
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import Run, RunError
 
@@ -187,6 +187,9 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   short, long = sorted((a.selected.size, b.selected.size))
   if short * 4 < long:
     notes.append(Note.STEPS_DIFFER.say(a=a.selected.size, b=b.selected.size))
+  programs = [_programs(d.run) for d in (a, b)]
+  if all(programs) and programs[0] != programs[1]:
+    notes.append(Note.PROGRAMS_DIFFER.say(a=joined(programs[0]), b=joined(programs[1])))
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:
     notes.append(Note.COLLECTIVES_DIFFER.say(a=_collectives(plans[0]), b=_collectives(plans[1])))
@@ -199,6 +202,12 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   if differing := _settings(a.run, b.run):
     notes.append(Note.SETTINGS_DIFFER.say(settings="; ".join(differing)))
   return notes
+
+
+def _programs(run: Run) -> tuple[str, ...]:
+  """Names of the programs whose executions are the steps, where those were found; else ()."""
+  found = run.info.get("settings", {}).get("step") or {}
+  return run.loops[0].programs if run.loops else tuple(found.get("programs") or ())
 
 
 def _settings(a: Run, b: Run) -> list[str]:

@@ -141,6 +141,17 @@ def call(*arguments):
   return main(["compare", *map(str, arguments)])
 
 
+@pytest.mark.parametrize("programs, differ", [
+    ((["pretrain"], ["train"]), True), ((["train"], ["train"]), False), ((None, ["train"]), False)])
+def test_steps_of_different_programs_are_said_to_be(programs, differ):
+  runs = [run_of(dataclasses.replace(JOB, steps=100))[0] for _ in programs]
+  for run, names in zip(runs, programs, strict=True):
+    run.info["settings"] = {"step": {"programs": names} if names else None}
+  found = compare(*(diagnose(run) for run in runs))
+  assert [note for note in codes(found.notes) if note == "programs_differ"] == (
+      ["programs_differ"] if differ else [])
+
+
 def test_the_command_its_exit_status_and_json(tmp_path, capsys):
   for name, job in (("a", JOB), ("b", dataclasses.replace(JOB, seed=1, late={2: 8e-3}))):
     synthetic_runs.write(tmp_path / name, dataclasses.replace(job, steps=200))

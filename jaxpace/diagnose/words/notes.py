@@ -132,6 +132,9 @@ class Note(Code):
       "hosts": "A ran on {a}, B on {b}."})
   STEPS_DIFFER = ("steps_differ", "compare: one run is much shorter",
       "A counts {a:,} steps and B {b:,}: the interval is as wide as the shorter one makes it.")
+  PROGRAMS_DIFFER = ("programs_differ", "compare: what was found to be the step",
+      "The steps are executions of different programs: of A {a}, of B {b}. `--match` when "
+      "recording names the step.")
   COLLECTIVES_DIFFER = ("collectives_differ", "compare: collectives of the step",
       "The steps are not the same: A has {a}, B {b}.")
   OWN_FLOOR = ("own_floor", "compare: each run has a floor of its own",
