@@ -17,6 +17,10 @@ LATEST_TOO = "fault_lab_seed6.json"
 """The second of the latest sets of runs."""
 
 
+def record(name: str) -> Any:
+  return json.loads((FOLDER / name).read_text())
+
+
 def round(value: float, digits: int = 0) -> str:
   return f"{abs(value):.{digits}f}"
 
@@ -29,19 +33,13 @@ def f1(figures: Any, way: str, name: str = "macro_f1") -> str:
   return f"{figures['judged'][way][name]:.3f}"
 
 
-def enter(figures: Any) -> list[str]:
-  judged = figures["judged"]["all"]
-  return [str(judged["counted"] + judged["controls"]),
-          str(judged["with_faults"] + judged["controls"])]
-
-
 def blamed(figures: Any, way: str) -> list[str]:
   blame = figures["judged"][way]["blame"]
   return [str(blame["right"]), str(blame["of"])]
 
 
 def latest_records(figures: Any) -> list[Any]:
-  return [figures, json.loads((FOLDER / LATEST_TOO).read_text())]
+  return [figures, record(LATEST_TOO)]
 
 
 def latest(figures: Any, read: Callable[[Any], list[str]]) -> list[list[str]]:
@@ -158,7 +156,7 @@ def page_made(figures: Any) -> list[str]:
 
 def both_seeds(figures: Any, read: Callable[[Any], float]) -> float:
   """The greater of what the guard's seed and a fresh one say."""
-  fresh = json.loads((FOLDER / "guard_simulated_seed1.json").read_text())
+  fresh = record("guard_simulated_seed1.json")
   return max(read(figures), read(fresh))
 
 
@@ -289,7 +287,7 @@ def lost(figures: Any, ratio: str, arm: str) -> str:
 def bounds(figures: Any) -> list[str]:
   """At 1.13 and 1.3: the least loss of any order, and what comes back of the model's loss and of
   that measured over TCP, percent."""
-  measured = json.loads((FOLDER / "turns_tcp.json").read_text())["parts"][0]["by_ratio"]
+  measured = record("turns_tcp.json")["parts"][0]["by_ratio"]
   cells = [next(cell for cell in figures["cells"] if cell["ratio"] == ratio)
            for ratio in (1.13, 1.3)]
   over_tcp = [measured[str(cell["ratio"])]["summary"]["loss"][0] for cell in cells]
@@ -301,7 +299,7 @@ def bounds(figures: Any) -> list[str]:
 
 def measured_and_modelled(figures: Any) -> list[str]:
   """What colliding costs at 1.13: over TCP, and on a link that is shared without loss, percent."""
-  measured = json.loads((FOLDER / "turns_tcp.json").read_text())["parts"][0]["by_ratio"]
+  measured = record("turns_tcp.json")["parts"][0]["by_ratio"]
   (cell,) = (cell for cell in figures["cells"] if cell["ratio"] == 1.13)
   return [f"{100 * measured['1.13']['summary']['loss'][0]:.1f}", f"{100 * cell['shared']:.1f}"]
 

@@ -336,12 +336,18 @@ for _ in range(0 if role == "idle" else 60):
 """
 
 
-@pytest.mark.long
-def test_a_process_that_runs_nothing_of_the_step_has_no_ranks_and_says_so(tmp_path):
-  job = jaxpace_run(tmp_path, f"first = 'act'\n{LOCAL}", "--out", "seen", "--nproc", "2",
+def local_roles(tmp_path, first):
+  """Runs two processes, each on its own devices, process 0 in the role `first`; what they say."""
+  job = jaxpace_run(tmp_path, f"first = '{first}'\n{LOCAL}", "--out", "seen", "--nproc", "2",
                     "--show", "all", devices=2)
   out, errors = job.communicate(timeout=600)
   assert job.returncode == 0, errors
+  return out
+
+
+@pytest.mark.long
+def test_a_process_that_runs_nothing_of_the_step_has_no_ranks_and_says_so(tmp_path):
+  out = local_roles(tmp_path, "act")
   assert "Process 1 ran nothing of the step, act: what it ran is not recorded, learn." in out
   run = read_run(tmp_path / "seen")
   assert (len(run.steps), run.ranks_in_all, run.silent.tolist()) == (60, 2, [])
@@ -349,10 +355,7 @@ def test_a_process_that_runs_nothing_of_the_step_has_no_ranks_and_says_so(tmp_pa
 
 @pytest.mark.long
 def test_of_processes_that_train_each_on_its_own_devices_all_ranks_are_known(tmp_path):
-  job = jaxpace_run(tmp_path, f"first = 'learn'\n{LOCAL}", "--out", "seen", "--nproc", "2",
-                    devices=2)
-  _, errors = job.communicate(timeout=600)
-  assert job.returncode == 0, errors
+  local_roles(tmp_path, "learn")
   run = read_run(tmp_path / "seen")
   assert (len(run.steps), run.ranks) == (60, 4) and not run.silent.size
   groups = run.collectives[0].rank_groups.groups
@@ -362,9 +365,6 @@ def test_of_processes_that_train_each_on_its_own_devices_all_ranks_are_known(tmp
 
 @pytest.mark.long
 def test_where_process_0_has_no_collectives_the_others_say_why_nothing_is_recorded(tmp_path):
-  job = jaxpace_run(tmp_path, f"first = 'idle'\n{LOCAL}", "--out", "seen", "--nproc", "2",
-                    "--show", "all", devices=2)
-  out, errors = job.communicate(timeout=600)
-  assert job.returncode == 0, errors
+  out = local_roles(tmp_path, "idle")
   assert ("[1] jaxpace: Not recording, training goes on: process 0, which says what is recorded, "
           "ran no program with collectives over several devices." in out)
