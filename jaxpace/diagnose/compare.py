@@ -18,6 +18,7 @@ from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.diagnose.words.codes import ChangeCode, Sentence, Verdict, codes
 from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, signed
 from jaxpace.diagnose.words.notes import Note
+from jaxpace.runs.loops import step_found
 from jaxpace.runs.run import Run, RunError
 
 _OF_RANKS = (Verdict.PERSISTENT, Verdict.LOCALITY, Verdict.AMPLIFICATION)
@@ -188,7 +189,7 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   if short * 4 < long:
     notes.append(Note.STEPS_DIFFER.say(a=a.selected.size, b=b.selected.size))
   programs = [_programs(d.run) for d in (a, b)]
-  if all(programs) and programs[0] != programs[1]:
+  if all(programs) and {*programs[0]} != {*programs[1]}:
     notes.append(Note.PROGRAMS_DIFFER.say(a=joined(programs[0]), b=joined(programs[1])))
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:
@@ -206,8 +207,9 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
 
 def _programs(run: Run) -> tuple[str, ...]:
   """Names of the programs whose executions are the steps, where those were found; else ()."""
-  found = run.info.get("settings", {}).get("step") or {}
-  return run.loops[0].programs if run.loops else tuple(found.get("programs") or ())
+  if run.loops:
+    return run.loops[0].programs
+  return tuple(step_found(run.info).get("programs") or ())
 
 
 def _settings(a: Run, b: Run) -> list[str]:

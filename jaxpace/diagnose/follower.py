@@ -31,6 +31,7 @@ from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.runs import growing as windows
 from jaxpace.runs.columns import Columns, joined
 from jaxpace.runs.growing import PartFollower
+from jaxpace.runs.loops import step_found
 from jaxpace.runs.run import Run
 from jaxpace.runs.rundir import RUN_FILE, read_json
 
@@ -116,7 +117,7 @@ class Follower:
       self._window = windows.Window(
           windows.kept_steps(ranks, slots, self._steps + 2), ranks)
     window, any_new = self._window, False
-    window.follow(self._step_found.get("first_step") or 0)
+    window.follow(step_found(self._info).get("first_step") or 0)
     if not self._observed:
       for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
         any_new, self._timestamped = window.add(rows, now) or any_new, True
@@ -132,11 +133,6 @@ class Follower:
     if written is not None:
       self._newest = now if self._newest is not None else now - max(0.0, unix - written)
     return any_new
-
-  @property
-  def _step_found(self) -> dict[str, Any]:
-    """What `jaxpace run` has found to be the step, of the loop that runs; empty for other runs."""
-    return (self._info.get("settings") or {}).get("step") or {}
 
   @property
   def _observed(self) -> bool:
@@ -162,7 +158,7 @@ class Follower:
       self._restart(window.attempt)
     elif window.since != self._since:
       self._told.append(Alert(
-          f"From step {window.since:,} on the step is {self._step_found.get('why')}.", True))
+          f"From step {window.since:,} on the step is {step_found(self._info).get('why')}.", True))
       self._restart(window.attempt)
     self._since = window.since
     last = window.advance(now)

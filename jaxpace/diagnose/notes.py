@@ -31,7 +31,7 @@ from jaxpace.diagnose.words.names import (
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hang.alarms import where
 from jaxpace.runs.groups import groups
-from jaxpace.runs.loops import Loop
+from jaxpace.runs.loops import Loop, step_found
 from jaxpace.runs.run import Run
 
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
@@ -160,8 +160,7 @@ def _other_programs(facts: Diagnosis) -> list[Sentence]:
   part = float(seconds.mean()) / facts.step_time.mean
   if part < LEAST:
     return []
-  step = facts.run.info.get("settings", {}).get("step") or {}
-  names = step.get("beside") or ()
+  names = step_found(facts.run.info).get("beside") or ()
   programs = joined(names) if 0 < len(names) <= NAMED else "other programs, such as an evaluation"
   return [Note.OTHER_PROGRAMS.say(
       programs=programs, seconds=milliseconds(float(seconds.mean())), part=percent(part),

@@ -105,7 +105,7 @@ def on_purpose(run: Run) -> np.ndarray:
   seconds = run.host_causes.columns.get(OTHERS)
   if seconds is None or not len(seconds):
     return np.zeros(len(run.steps))
-  return np.nan_to_num(seconds.astype(np.float64)).min(axis=0)
+  return np.nan_to_num(seconds).min(axis=0).astype(np.float64)
 
 
 def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:

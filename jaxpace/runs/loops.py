@@ -54,6 +54,16 @@ class Loop:
     return ((steps >= first) & (steps <= last) for first, last in self.spans)
 
 
+def step_found(info: Mapping[str, Any]) -> Mapping[str, Any]:
+  """What `run.json` says was found to be the step, last and in the loops before; empty where it was
+  named.
+
+  >>> step_found({"settings": {"step": {"programs": ["fit"]}}}), step_found({"settings": None})
+  ({'programs': ['fit']}, {})
+  """
+  return (info.get("settings") or {}).get("step") or {}
+
+
 def loops_in(info: Mapping[str, Any], last: int) -> list[Loop]:
   """The loops that `run.json` tells of; none where that is one alone.
 
@@ -61,7 +71,7 @@ def loops_in(info: Mapping[str, Any], last: int) -> list[Loop]:
     info: `run.json`.
     last: the run's last step.
   """
-  told = (info.get("settings") or {}).get("step") or {}
+  told = step_found(info)
   each = [*(told.get("before") or ()), told]
   # Between two a number is left out.
   ends = [*((one.get("first_step") or 0) - 2 for one in each[1:]), last]

@@ -88,8 +88,10 @@ def standing_out(case: EvidenceInputs) -> int | None:
   if "gap" not in run.durations:
     return None
   number: dict[int, int] = {}
+  mask = case.selected.mask
+  meant = on_purpose(run)[mask]
   for rank in range(run.ranks):
-    gaps = (run.durations["gap"][rank] - on_purpose(run))[case.selected.mask]
+    gaps = run.durations["gap"][rank, mask] - meant
     long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= PART * case.mean_step))
     process = int(run.process_of_rank[rank])
     number[process] = max(number.get(process, 0), long)

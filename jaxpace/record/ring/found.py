@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import jax
@@ -186,8 +186,8 @@ class StepFinder:
       name = self._name(each[0])
       if name in self.found.programs:
         self._order.append(each)
-        if self._ran:  # what runs before the first step initializes
-          self._note_beside(set(self._times))
+        if self._ran and self._times:  # what runs before the first step initializes
+          self._note_beside(self._times.keys())
         self._ran += name == self.found.programs[0]
         self._forget_others()
         continue
@@ -293,7 +293,7 @@ class StepFinder:
     return {each.program.name for each in self._source.by_number.values()
             if each.program.differentiated}
 
-  def _note_beside(self, names: set[str]) -> None:
+  def _note_beside(self, names: Set[str]) -> None:
     """Says of those programs that are no step's and not JAX's own that they run between steps."""
     names = {name for name in names - self._beside if not finding.is_jax(name)}
     if names:
