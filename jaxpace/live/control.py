@@ -63,14 +63,16 @@ def apply(pace: PaceState, request: ControlRequest) -> PaceState:
   mask = np.ones(ranks, bool)
   if request.ranks is not None:
     mask = np.isin(np.arange(ranks), request.ranks)
-  to = Steering._make((
-      request.enabled, unknown if request.max_delay is None else request.max_delay,
-      unknown if request.threshold is None else request.threshold, mask, request.from_step,
-      MAX_STEP if request.until_step is None else request.until_step))
+  to: dict[str, Any] = {
+      "enabled": request.enabled,
+      "max_delay": unknown if request.max_delay is None else request.max_delay,
+      "threshold": unknown if request.threshold is None else request.threshold, "ranks": mask,
+      "from_step": request.from_step,
+      "until_step": MAX_STEP if request.until_step is None else request.until_step}
 
   def put(node: Steering) -> Steering:
-    return Steering._make(np.broadcast_to(np.asarray(value, leaf.dtype), leaf.shape)
-                          for leaf, value in zip(node, to, strict=True))
+    return Steering._make(np.broadcast_to(np.asarray(to[name], leaf.dtype), leaf.shape)
+                          for name, leaf in node._asdict().items())
 
   assert isinstance(pace.pacer, Packed)
   return pace._replace(pacer=change_pacer_state(

@@ -210,7 +210,7 @@ class Launcher:
                         "give another, such as runs/logs") from error
     except OSError as error:
       raise UserError(f"the log directory {logs} can't be used ({error.strerror}): "
-                        "give another with --logs DIR") from error
+                      "give another with --logs DIR") from error
 
   def _start(self, index: int, port: int) -> Worker:
     """Starts a process with an empty stdin, and stdout and stderr in a log of its own."""
