@@ -14,6 +14,7 @@ from jaxpace.core.words import list_ranks, plural
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.alive import Alert, EventFollower, Liveness, ProcessFiles, judge
 from jaxpace.diagnose.floor import RUNNING_MINIMUM, above, find_floor, shares_in
+from jaxpace.diagnose.groups import joined_ranks
 from jaxpace.diagnose.inconclusive import find_inconclusive
 from jaxpace.diagnose.limits import CELLS, SAMPLED
 from jaxpace.diagnose.pacing import GuardEstimate, last_estimate
@@ -52,6 +53,7 @@ class Follower:
     self._path, self._steps = path, steps
     self._timestamp: tuple[int, int, int] | None = None
     self._info: dict[str, Any] = {}
+    self._joined: list[list[int]] | None = None  # ranks that any collective of the plan joins
     self._begin()
 
   def poll(self, now: float, unix: float) -> Snapshot:
@@ -102,6 +104,7 @@ class Follower:
     if info is None:
       return  # torn, on a file system without whole renames: next time
     self._timestamp, before, self._info = timestamp, self._info, info
+    self._joined = joined_ranks(info)
     if info.get("run") != before.get("run"):
       self._begin()
 
@@ -141,11 +144,12 @@ class Follower:
     return self._info.get("clock") == OBSERVED_CLOCK
 
   def _of_sums(self) -> dict[str, Any]:
-    """`run.json` of the run as it is shown: without the groups of its collectives where these are
-    taken for one."""
+    """`run.json` of the run as it is shown: where its collectives are taken for one, the ranks that
+    any of them joins are its groups."""
     if not self._observed:
       return self._info
-    entry = {"slot": 0, "name": "all collectives of the step"}
+    entry = {"slot": 0, "name": "all collectives of the step",
+             "groups": self._joined}
     return {**self._info, "settings": {}, "plan": {"collectives": [entry], "clock": OBSERVED_CLOCK}}
 
   def _update(self, now: float) -> None:

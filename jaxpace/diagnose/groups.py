@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpace.diagnose.idea import last_pays, transfer
 from jaxpace.diagnose.selected_steps import ratio
-from jaxpace.runs.groups import RankGroups
+from jaxpace.runs.collectives import is_point_to_point
+from jaxpace.runs.groups import RankGroups, read_groups
 from jaxpace.runs.run import Run
 
 
@@ -146,6 +147,19 @@ def join_groups(of: tuple[RankGroups, ...], alike: Sequence[int] | None = None) 
                    np.unique(numbers, return_inverse=True)[1], levels)
 
 
+def joined_ranks(info: dict[str, Any]) -> list[list[int]] | None:
+  """Ranks that any collectives of the plan in `run.json` join, list by list; None where these join
+  all, or nothing is known of them."""
+  planned, ranks = (info.get("plan") or {}).get("collectives"), info.get("ranks")
+  if not planned or not ranks:
+    return None
+  of = [read_groups(info, entry, ranks, is_point_to_point(entry)) for entry in planned]
+  if None in of:
+    return None
+  joined = _joined([one for one in of if one is not None], ranks)
+  return [np.flatnonzero(joined == number).tolist() for number in range(joined.max() + 1)]
+
+
 def fully_grouped(run: Run) -> list[np.ndarray] | None:
   """Parts of the run whose ranks all meet in each collective; None where there are none such.
 
@@ -218,7 +232,7 @@ def _direct(of: tuple[RankGroups, ...], ranks: int) -> np.ndarray:
   return direct
 
 
-def _joined(of: tuple[RankGroups, ...], ranks: int) -> np.ndarray:
+def _joined(of: Sequence[RankGroups], ranks: int) -> np.ndarray:
   """[R] connected ranks, numbered by their first one."""
   number = np.arange(ranks)
   pairs = [np.empty((2, 0), np.int64)]

@@ -94,6 +94,11 @@ def _merged(chains: Sequence[Sequence[int]], size: int) -> list[int]:
   return result
 
 
+def is_point_to_point(entry: dict[str, Any], name: str = "") -> bool:
+  """Whether an entry of the plan is a transfer between pairs; `name` is its, where it has none."""
+  return sends(entry.get("primitives") or [entry.get("name") or name])
+
+
 def _planned(info: dict[str, Any]) -> dict[Any, dict[str, Any]]:
   """The plan's entries, by slot."""
   return {entry.get("slot"): entry for entry in (info.get("plan") or {}).get("collectives") or ()}
@@ -135,7 +140,7 @@ def name_collectives(info: dict[str, Any], cells: Cells, table: TableFiles | Row
     entry = planned.get(slot, {})
     name, size = names.get(slot, ("", None))
     times = {column: values[place] for column, values in cells.columns.items()}
-    point_to_point = sends(entry.get("primitives") or [entry.get("name") or name])
+    point_to_point = is_point_to_point(entry, name)
     held = HeldTimes(*(times[each] for each in HeldTimes._fields)) if "held_ns" in times else None
     result.append(CollectiveTimes(
         slot, str(entry.get("name") or name or f"collective {slot}"), entry.get("bytes", size),

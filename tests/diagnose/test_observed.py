@@ -23,7 +23,7 @@ from jaxpace.runs import collectives
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import HostSamples
 from tests.lib.said import numbers
-from tests.synthetic.synthetic_groups import STEP_GAP, Cause, Job, play, write
+from tests.synthetic.synthetic_groups import STEP_GAP, Cause, Job, Place, play, write
 from tests.synthetic.synthetic_observed import observed
 
 
@@ -263,6 +263,17 @@ def test_a_growing_run_is_followed_by_the_sums_of_its_steps(tmp_path):
           == pytest.approx(truth.step[:, -100:].mean(), rel=0.01))
   assert sum(numbers.shares.values()) == pytest.approx(1)
   assert numbers.silent == () and numbers.inconclusive == ""
+
+
+def test_a_growing_run_compares_no_ranks_that_nothing_joins(tmp_path):
+  """Two halves of four ranks, one of them twice as busy: nobody is late in either."""
+  ranks = range(8)
+  halves = tuple(tuple(half) for half in (ranks[:4], ranks[4:]))
+  place = Place("half", halves, {rank: 10e-3 * (1 + rank // 4) for rank in ranks}, 1e-3)
+  write(tmp_path, dataclasses.replace(job(), mesh={"half": 2, "data": 4}, places=(place,)))
+  numbers = Follower(tmp_path).poll(0.0, 0.0).numbers
+  assert max(abs(late.lateness) for late in numbers.late) < 1e-3
+  assert numbers.shares["skew"] < 0.1
 
 
 def test_one_that_stays_open_through_a_step_hides_nothing(tmp_path):

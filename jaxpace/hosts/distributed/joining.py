@@ -208,7 +208,8 @@ def _end_when_failed(owner: int) -> None:
   def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     nonlocal failed
     failed = os.getpid() == owner  # a forked child is not the process that joined
-    before(kind, error, trace)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again, while the traceback is printed
+      before(kind, error, trace)
 
   def leave() -> None:
     logging.shutdown()

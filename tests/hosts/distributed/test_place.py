@@ -1,12 +1,15 @@
 """A process's place as environment variables tell it."""
 
+import atexit
 import logging
 import re
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.hosts.distributed import joining
 from jaxpace.hosts.distributed.client import missing_at_barrier
 from jaxpace.hosts.distributed.joining import (
   Place,
@@ -104,3 +107,14 @@ def test_gloo_moves_off_loopback_when_the_coordinator_is_on_the_network(monkeypa
   monkeypatch.setattr("jaxpace.hosts.distributed.joining.address_towards", lambda host: "10.1.2.3")
   # Debian's 127.0.1.1, which peers cannot reach
   assert better_address("localhost", "10.1.2.9:5") == "10.1.2.3"
+
+
+def test_a_second_interrupt_while_the_traceback_is_printed_is_no_error(monkeypatch):
+  def interrupted(kind, error, trace):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(sys, "excepthook", interrupted)
+  monkeypatch.setattr(atexit, "register", lambda function: function)
+  joining._end_when_failed.__wrapped__(0)
+  assert sys.excepthook is not interrupted
+  sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
