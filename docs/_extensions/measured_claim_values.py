@@ -7,11 +7,10 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from measured_values import FOLDER
 
 from experiments.lib import paired
-from experiments.measure.shared_steps import judge
+from experiments.measure.shared_steps import judge, rounds_of
 
 LATEST_TOO = "fault_lab_seed6.json"
 """The second of the latest sets of runs."""
@@ -386,8 +385,7 @@ def with_counts_by_hand(starts: list[Any], slow: str) -> list[str]:
   """Of starts that ended with the best counts: their number, what they give back, and the change of
   their steps against those by hand."""
   same = [start for start in starts if start[slow]["counts"]["shared"] == start[slow]["by_hand"]]
-  shared, by_hand = (np.concatenate([start[slow]["seconds"][arm] for start in same])
-                     for arm in ("shared", "by_hand"))
+  shared, by_hand = (rounds_of(same, slow, arm) for arm in ("shared", "by_hand"))
   against = paired.ratio_of_means(shared, by_hand)
   return [str(len(same)), work_recovered({"judged": judge(same)}, slow),
           changed([100 * (x - 1) for x in (against.value, against.low, against.high)])]

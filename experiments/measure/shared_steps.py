@@ -156,13 +156,12 @@ def ahead(batches: Iterator[Any]) -> Iterator[Any]:
   return iter(loaded.get, None)
 
 
-def scene(job: Job, rounds: int, warm_up: int, parts: dict[str, Any], loader: bool
+def scene(job: Job, rounds: int, warm_up: int, parts: dict[str, Any], loader: bool, seed: int
           ) -> dict[str, Any]:
-  """All arms on ranks of one speed: seconds of a step, [rounds] by arm, and what the counts did."""
+  """All arms on ranks of one speed: seconds of a step, [rounds] by arm; what the counts did."""
   feeds = {name: job.feed(name) for name in parts if name not in NOT_SHARED}
   by_hand, even = best_counts(job.slowness), np.full(job.ranks, job.own, np.int32)
   ran: dict[str, list[list[int]]] = {name: [] for name in feeds}
-
   def batches(name: str) -> Iterator[tuple[Any, ...]]:
     for step in itertools.count():
       if name in feeds:
@@ -195,7 +194,7 @@ def scene(job: Job, rounds: int, warm_up: int, parts: dict[str, Any], loader: bo
     for _ in range(warm_up // BLOCK if name in feeds else 1):
       block(name)()
   gc.collect()
-  found = paired.interleave({name: block(name) for name in parts}, rounds, seed=1)
+  found = paired.interleave({name: block(name) for name in parts}, rounds, seed)
   return {"seconds": {name: values.tolist() for name, values in found.items()},
           "by_hand": by_hand.tolist(), "counts": {name: each[-1] for name, each in ran.items()},
           "changed_at": {name: [at for at in range(1, len(each)) if each[at] != each[at - 1]]
@@ -205,18 +204,17 @@ def scene(job: Job, rounds: int, warm_up: int, parts: dict[str, Any], loader: bo
 def work(its: Any) -> None:
   """One process of the job."""
   job = Job(its.params, its.work)
-  makes: dict[str, Callable[[], Any]] = {
-      "untouched": job.untouched, "again": job.untouched, "even": job.counted,
-      "observed": lambda: jaxpace.observe(job.counted()), "by_hand": job.counted,
-      "shared": lambda: jaxpace.observe(job.counted()),
-      "guarded": lambda: jaxpace.observe(job.counted()),
-      "fetched": lambda: jaxpace.observe(job.counted(fetch=True))}
-  parts, scenes = {name: makes[name]() for name in its.arms}, {}
+  bare = {"untouched": job.untouched, "again": job.untouched, "even": job.counted,
+          "by_hand": job.counted}
+  parts = {name: bare[name]() if name in bare else jaxpace.observe(job.counted(name == "fetched"))
+           for name in its.arms}
+  scenes = {}
   for slower in map(float, its.slower):
     job.slowness[[int(rank) for rank in its.slow or [job.ranks - 1]]] = slower
     if its.work == "quota":
       _quota(job.rank).write_text(str(int(QUOTA / job.ranks / job.slowness[job.rank])))
-    scenes[f"{slower:g}"] = found = scene(job, its.rounds, its.warm_up, parts, its.loader)
+    scenes[f"{slower:g}"] = found = scene(
+        job, its.rounds, its.warm_up, parts, its.loader, its.seed)
     if job.rank == 0:
       print(f"{slower:g}", {name: round(1e3 * float(np.mean(each)), 2)
                             for name, each in found["seconds"].items()},
@@ -225,13 +223,20 @@ def work(its: Any) -> None:
     pathlib.Path(its.worker).write_text(json.dumps(scenes))
 
 
+def rounds_of(starts: list[dict[str, Any]], slower: str, arm: str) -> np.ndarray:
+  """Seconds of a step, by round, of all starts together.
+
+  The first round of a start is left out: its first block waits until the slow rank, too, has
+  collected garbage, which moved the untouched job against itself by up to 8 %.
+  """
+  return np.concatenate([start[slower]["seconds"][arm][1:] for start in starts])
+
+
 def judge(starts: list[dict[str, Any]]) -> dict[str, Any]:
-  """By how much slower the last rank is: the arms against the untouched job, rounds of all starts
-  together."""
+  """By how much slower the last rank is: the arms against the untouched job."""
   judged: dict[str, Any] = {}
   for slower in starts[0]:
-    each = {name: np.concatenate([start[slower]["seconds"][name] for start in starts])
-            for name in starts[0][slower]["seconds"]}
+    each = {name: rounds_of(starts, slower, name) for name in starts[0][slower]["seconds"]}
     base = each["untouched"]
     entry: dict[str, Any] = {"untouched_ms": 1e3 * float(base.mean()), "percent": {}}
     for name in each:
@@ -255,7 +260,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
   page += [line for one in figures.get("added", []) for line in (
       f"Starts were added on {one['date']}: `{one['command']}`.", "")]
   ranks, slow = figures.get("ranks", 4), figures.get("slow")
-  who = "the last rank" if not slow else f"rank{'s' * (len(slow) > 1)} {', '.join(slow)}"
+  who = f"rank{'s' * (len(slow) > 1)} {', '.join(slow)}" if slow else "the last rank"
   what = (f"sleeps for 4 ms, on {who} longer" if figures["work"] == "sleep" else
           f"computes, in {'2/5' if ranks == 4 else f'{8 / 5 / ranks:g}'} of a processor by quota, "
           f"{who}{chr(39)}s in less")
@@ -267,16 +272,16 @@ def lines(figures: dict[str, Any]) -> list[str]:
            f"{measured.priority(figures)}.{others} A step jitted as a "
            f"whole runs 32 micro-batches through four layers under scan and `jax.checkpoint`; each "
            f"micro-batch {what}. Parameters are {kept}.{loads} {len(figures['starts'])} starts of "
-           f"{figures['rounds']} rounds, after {figures.get('warm_up', 72)} steps of the shared "
-           f"arms; in each every arm runs a block of {BLOCK} steps, in random order. Change of the "
-           "mean step against the untouched job, which has nothing of jaxpace: %, with 95 % "
-           "intervals over rounds.", ""]
+           f"{figures['rounds']} rounds, the first of each left out, after "
+           f"{figures.get('warm_up', 72)} steps of the shared arms; in each every arm runs a block "
+           f"of {BLOCK} steps, in random order. Change of the mean step against the untouched job, "
+           "which has nothing of jaxpace: %, with 95 % intervals over rounds.", ""]
   names = {"again": "untouched again (A/A)", "even": "even, by `accumulate`",
            "observed": "that, observed", "shared": "shared by speed",
            "guarded": "that, guarded", "fetched": "shared, its own loader",
            "by_hand": "best counts by hand"}
   judged, starts = figures["judged"], figures["starts"]
-  slower = f"{'last rank' if not slow else who} slower"
+  slower = f"{who if slow else 'last rank'} slower"
   ran = [name for name in names if name in next(iter(judged.values()))["percent"]]
   page += measured.table(
       [slower, "untouched, ms", *(names[name] for name in ran)],
@@ -362,7 +367,8 @@ def main(_: list[str]) -> None:
       subprocess.run(
           [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(its.ranks),
            "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m",
-           "experiments.measure.shared_steps", f"--worker={target}", *sys.argv[1:]], check=True)
+           "experiments.measure.shared_steps", f"--worker={target}",
+           f"--seed={len(starts) + 1}", *sys.argv[1:]], check=True)
       starts.append(json.loads(pathlib.Path(target).read_text()))
     # After each start: what was measured is kept, whatever ends the next one.
     figures |= {"starts": starts, "judged": judge(starts)}
@@ -371,7 +377,7 @@ def main(_: list[str]) -> None:
 
 def define_flags() -> None:
   """Defines this program's flags."""
-  measured.define_flags("shared_steps", 12, "Blocks of each arm, in each start.")
+  measured.define_flags("shared_steps", 12, "Blocks of each arm in a start; the first counts not.")
   measured.define_priority_flag()
   flags.DEFINE_integer("warm_up", 72, "Steps that shared arms run before.", lower_bound=BLOCK)
   flags.DEFINE_bool("loader", False, "Whether a thread loads batches ahead, in all arms.")
@@ -385,6 +391,7 @@ def define_flags() -> None:
   flags.DEFINE_enum("params", "replicated", ["replicated", "fsdp"], "How they are laid out.")
   flags.DEFINE_list("arms", ["untouched", "again", "even", "observed", "shared", "fetched",
                              "by_hand"], "Which arms.")
+  flags.DEFINE_integer("seed", 1, "Internal: of the order of arms.")
   flags.DEFINE_string("worker", "", "Internal: file for process 0's figures.")
 
 
