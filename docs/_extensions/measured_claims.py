@@ -136,7 +136,7 @@ CLAIMS = (
     Claim(README, "a step takes {}, {} or {} less", "shared_quota.json",
           lambda f: [f"{-mean:.1f} % [{-high:.1f}, {-low:.1f}]" for mean, low, high in (
               f["judged"][slow]["percent"]["shared"] for slow in ("1.5", "2", "3"))]),
-    Claim(README, "less, which is {}, {} and {} of what the best counts set by hand save",
+    Claim(README, "which is {}, {} and {} of what the best counts set by hand save",
           "shared_quota.json", lambda f: [read.work_recovered(f, slow).partition(" [")[0]
                                           for slow in ("1.5", "2", "3")]),
     Claim(README, "lose {}.", "shared_healthy.json",
