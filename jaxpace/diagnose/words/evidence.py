@@ -24,8 +24,8 @@ class Evidence(Code):
           "Its lateness is spread over the step: of {whole}, {part} is at {name}{origin}, the "
           "most at any collective.",
       "one":
-          "It is late by {late} at {place}: that is where it reaches a collective after the "
-          "others, and what it does since the one before is what takes long.",
+          "It is late by {late} at {place}: it reaches that collective after the others, and "
+          "what it does between the one before and this one takes long.",
       "iterations":
           "It is late by {late} at {name}{origin}, over all its {iterations} iterations: "
           "{least} to {most} in each."})
@@ -41,13 +41,13 @@ class Evidence(Code):
       "All ranks of {hosts} are late: the {host}, not a single device.")
   ELSEWHERE = "elsewhere", "hosts with other ranks in time", "On {hosts} other ranks are in time."
   SAVES_MORE = ("saves_more", "why mending it saves more than its share",
-      "The ranks wait for that {part} of the step, mean over all; as {late} hardly at all, a step "
+      "The ranks wait for that {part} of the step, mean over all; {late} hardly at all, so a step "
       "would be shorter by {saving} without it: {speedup:.2f} times as fast.")
   ROWS_MISSING = ("rows_missing",
       "some ranks left no rows, and waiting for them looks like slow transfers",
       "Rows of {ranks} are missing: what the others wait for {them} looks the same.")
   SLOW_AS_WELL = ("slow_as_well", "transfers are slow by the same fault",
-      "Transfers are slower as well then, as this host's processors serve them: {evidence}")
+      "Transfers are slower then, too, because this host's processors serve them: {evidence}")
   LATE_AS_WELL = ("late_as_well", "a host is late by the same fault",
       "{who} is late by a little since then: {evidence}")
   IN_PLACE = ("in_place", "the slow ranks are those in a bad place", {

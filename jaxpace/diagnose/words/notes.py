@@ -8,7 +8,7 @@ from jaxpace.diagnose.words.codes import Code
 class Note(Code):
   """What a note says."""
 
-  IMPOSSIBLE_STEPS = ("impossible_steps", "report: steps with times that can't be are left out",
+  IMPOSSIBLE_STEPS = ("impossible_steps", "report: steps with impossible times are left out",
       "{steps} left out: by their timestamps they took no time, less than none, or more than "
       "eleven days. Are the columns nanoseconds of one clock for each rank?")
   WARMUP = ("warmup", "report: the first steps are left out",
@@ -18,21 +18,21 @@ class Note(Code):
       "The last {steps} left out, from step {first:,} on: rows of some ranks are missing "
       "there. They come later while the job runs, and never if a process was killed.")
   OTHER_LOOPS = ("other_loops", "report: other programs ran in loops before or after",
-      "The program ran in {loops}, one after the other. This is about that of {step}, with "
-      "{part} of their time; besides there was {others}.")
+      "The program ran in {loops}, one after the other. This report is about that of {step}, "
+      "with {part} of their time; it also ran {others}.")
   UNMEASURED = ("unmeasured", "report: steps without a recorded exit before them",
       "{steps} can't be measured: a step counts from the exit before it, which is not "
       "recorded.")
   IN_FULL = ("in_full", "report: some steps are detailed, of the others only totals are known",
       "{detailed:,} of {steps} that count are detailed, with a row for each collective: "
-      "shares, waits and what-if are of these. Step times, how late each rank is and since "
-      "when are of all.")
+      "shares, waits and what-if come from these; step times, how late each rank is and since "
+      "when come from all.")
   LOWER_BOUND = ("lower_bound", "report: contention is a lower bound",
       "Contention is a lower bound: it is what transfers take beyond the quickest stretch of "
       "{width} steps in this run, not beyond a quiet fabric, which `jaxpace bench` measures.")
   ONE_OFF = ("one_off", "report: one step holds much of all the waiting",
-      "One-off: in step {step} alone the others waited {lost} for {rank}; as the mean over "
-      "all ranks that is {part:.1f} % of all the time recorded.")
+      "One-off: in step {step} alone the others waited {lost} for {rank}; averaged over "
+      "all ranks, that is {part:.1f} % of all the time recorded.")
   WAITING_FOR = ("waiting_for", "report: what waiting without a finding is for, and where it is",
       "Of the waiting for late ranks, {causes}. Half of it is in {few} of {steps}{which}.")
   OTHER_PROGRAMS = ("other_programs",
@@ -99,8 +99,8 @@ class Note(Code):
       "{ranks}, so it was not used: measure it as the job runs, on as many hosts and "
       "processes.")
   CLOCK_JUMPED = ("clock_jumped", "report: steps of ranks whose clock jumped are left out",
-      "The clock of {ranks} jumped, or timestamps are damaged: {steps} of theirs left out, as "
-      "long as on no other rank.")
+      "The clock of {ranks} jumped, or timestamps are damaged: left out {steps} of theirs that "
+      "took as long on no other rank.")
   CROWDED_PROCESSORS = ("crowded_processors", "report: other programs run on the processors",
       "Processes share the hosts' processors: the one that others interrupt most loses its "
       "processor {switches:.0f} times per step. The report puts uneven gaps and transfers down to "
@@ -159,26 +159,26 @@ class Note(Code):
       "{mode} is a finding of {one} alone, and {other} can't tell: rows of {rank} {numbers} "
       "are missing there.")
   RANKS_LEFT_OUT = ("ranks_left_out", "forecast: ranks known in too few of the steps",
-      "Left out: {rank} {numbers}, known in less than half of the steps. The forecast takes "
-      "the others for all.")
+      "Left out: {rank} {numbers}, known in less than half of the steps. The forecast is by "
+      "the others.")
   LATE_TOGETHER = ("late_together", "forecast: ranks of a process count as one",
       "The {unit} ranks of a process are late together: each process counts as one, with its "
       "last rank's arrival.")
   RANKS_DIFFER_FOR_GOOD = ("ranks_differ_for_good", "forecast: ranks with lasting differences",
       "Ranks differ for good (standard deviation {spread:.2f} ms, the latest {latest:.2f} ms "
-      "after the mean). The recorded ones are taken to stay and new ones to be as they; "
-      "{known} tell little of many, hence wide intervals. Mend a late rank first.")
+      "after the mean). The forecast keeps the recorded ones, and takes new ones to be like "
+      "them; {known} say little about many, hence the wide intervals. Mend a late rank first.")
   NOT_INDEPENDENT = ("not_independent", "forecast: ranks late together, the forecast is too high",
       "At {collective} ranks are late together more than by chance, and not all of them: they "
-      "are no independent ranks, and the forecast is too high.")
+      "are not independent, and the forecast is too high.")
   ONE_SIZE = ("one_size", "forecast: transfers of one size give bounds only",
       "How transfers grow is not known from collectives of one size: the interval holds all "
       "from bandwidth alone to latency alone. `jaxpace bench` and --floor would tell.")
-  SAME_TIER = ("same_tier", "forecast: new hosts are taken to hang where the recorded ones do",
-      "New hosts are taken to hang on the same tier of the fabric as those recorded.")
+  SAME_TIER = ("same_tier", "forecast: new hosts are taken to be where the recorded ones are",
+      "The forecast takes new hosts to be on the same tier of the fabric as those recorded.")
   TAIL = ("tail", "forecast: by a fitted tail, beyond what was observed",
-      "At {ranks} ranks the slowest is beyond what was observed often: by a generalised "
-      "Pareto tail.")
+      "At {ranks} ranks the slowest is rarer than what was observed often: it comes from a "
+      "generalised Pareto tail.")
   SILENT_RANKS = ("silent_ranks", "watch: ranks without rows in the steps shown",
       "{ranks} recorded nothing in the steps shown: {silent}.")
   NOT_CLEARED = ("not_cleared", "watch: waiting for ranks without rows counts as transfer",
