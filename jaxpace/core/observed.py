@@ -77,6 +77,9 @@ class ObservedProgram:
   """Seconds that compiling the step unmodified took; None where not measured."""
   stamped_compile_s: float | None = None
   """Seconds that putting timestamps in took."""
+  origin: tuple[str, str] = ("", "")
+  """What tells the function from others of its name, and its line, for people; "" where that isn't
+  known."""
 
   @property
   def marks(self) -> int | None:

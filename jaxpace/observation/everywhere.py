@@ -226,6 +226,7 @@ class Everywhere(Watcher):
     # Of programs that were there before and have not run since: how often they had.
     self._earlier: dict[int, int] = {}
     self._left: tuple[ObservedProgram, ...] = ()
+    self._titles: dict[tuple[str, str], str] = {}
     self.none = False
     """Whether no program can have timestamps, which has been said."""
 
@@ -291,7 +292,7 @@ class Everywhere(Watcher):
 
   def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
     """See `Watcher`."""
-    programs.add(programs.named(made))
+    programs.add(programs.named(made, self._titles))
     self._begin()
 
   def left(self, request: compiling.Request, reason: str) -> None:
@@ -321,7 +322,7 @@ class Everywhere(Watcher):
   def refused(self, made: ObservedProgram, reason: str, known: bool) -> None:
     """See `Watcher`."""
     programs.refuse(made.number, reason)
-    name = programs.named(made).name
+    name = programs.named(made, self._titles).name
     self.say(f"{name} runs unmodified from now on and is not recorded: {reason}")
 
 

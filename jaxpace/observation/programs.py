@@ -64,15 +64,19 @@ def bare(name: str, devices: Sequence[Any], reason: str) -> ObservedProgram:
       bare=reason)
 
 
-def named(made: ObservedProgram) -> ObservedProgram:
+def named(made: ObservedProgram, titles: dict[tuple[str, str], str]) -> ObservedProgram:
   """The same by a name that no other program has: one without a name of its own gets the line of
   its largest collective; one function on several submeshes, such as a pipeline's stages, its first
-  rank."""
-  name = made.name
+  rank; and of several functions of one name, such as two called `train_step`, all but the first
+  their line. `titles` has the names by which functions go so far, and gets this one's."""
+  name, (which, line) = made.name, made.origin
   if collectives.is_nameless(name):
     largest = max((one for one in made.collectives if one.source),
                   key=lambda one: one.bytes or 0, default=None)
     name = name if largest is None else f"{name} ({largest.source})"
+  elif which:
+    taken = any(own == name and other != which for own, other in titles)
+    name = titles.setdefault((name, which), f"{name} ({line})" if taken else name)
   if any(one.name == name and set(one.ranks).isdisjoint(made.ranks) for one in _known):
     name = f"{name} (from rank {min(made.ranks)})"
   return dataclasses.replace(made, name=name)

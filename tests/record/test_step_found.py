@@ -270,6 +270,36 @@ def test_functions_under_pmap_whose_sums_are_in_a_helper_go_by_their_own_names(t
   assert len(read_run(tmp_path / "run").steps) == 6
 
 
+def descend(w, x):
+  return w - jnp.float32(1e-4) * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+
+class Critic:
+  def step(self, w, x):
+    return descend(w, x)
+
+
+class Actor:
+  def step(self, w, x):
+    return descend(w, -x)
+
+
+@pytest.mark.parametrize("name, functions", [
+    ("step", (Critic().step, Actor().step)),
+    ("descend", (lambda w, x: descend(w, x),
+                 lambda w, x: descend(w, -x)))])
+def test_two_functions_of_one_name_are_two_programs_whatever_they_are_given(
+    tmp_path, name, functions):
+  (w, x), (one, other) = arrays(), map(jax.jit, functions)
+  with jaxpace.observed(tmp_path) as inside:
+    for rows in (x, jnp.concatenate([x, x])):
+      for _ in range(6):
+        w = jax.block_until_ready(other(one(w, rows), rows))
+  assert inside.step.programs[0].partition(" (")[0] == name
+  assert len(inside.step.programs) == 2 and len(read_run(tmp_path).steps) == 12
+  assert any("test_step_found.py:" in each for each in inside.step.programs)
+
+
 def in_turn(directory, *loops):
   """Runs programs in loops, one after the other, each of some steps; waits until each is the step.
   """

@@ -54,8 +54,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   found = collectives.found_in(program, request.partitions)
   if not found:
     return None
-  if collectives.is_nameless(name):
-    name = collectives.function_of(program, caller()) or name
+  name, origin = collectives.function_of(program, name, caller())
   own = number()
   marked, tagged = _marked(request, program, own, found)
   executable = request.load(marked)
@@ -64,7 +63,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   axes, devices = _mesh_of(request.module)
   rank_of = [ranks[device] for device in request.devices]
   return executable, ObservedProgram(
-      number=own, name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
+      number=own, name=name, origin=origin, ranks=tuple(rank_of), mesh_axes=dict(axes),
       collectives=_described(tagged, axes, devices, rank_of),
       clock="host" if _kind(request) is thunks else "stream", differentiated=_GRADIENT in data,
       paced=int(noted[1]) if noted else None, bare_compile_s=compiled - began,

@@ -19,7 +19,7 @@ from jaxpace.runs.loops import that_train
 
 _BESIDE = re.compile(
     r"(?:^|_)(?:eval\w*|valid\w*|test|predict\w*|infer\w*|sample|generate|init\w*|save|restore|"
-    r"checkpoint\w*|load|metrics?)(?:_|$)", re.IGNORECASE)
+    r"checkpoint\w*|load|metrics?)(?:_|$| \()", re.IGNORECASE)
 """Names of programs that are not the step, as long as there are others."""
 _MOVES = ("_identity_fn", "_multi_slice", "reshard")
 """Names of programs by which JAX moves arrays between devices."""
@@ -156,8 +156,8 @@ def likely(names: Set[str]) -> set[str]:
 def is_beside(name: str) -> bool:
   """Whether a program's name says that it is no step.
 
-  >>> is_beside("init_train_state"), is_beside("train_step_with_metrics")
-  (True, False)
+  >>> [is_beside(name) for name in ("init_train_state", "evaluate (train.py:9)", "train_step_test")]
+  [True, True, False]
   """
   beside, step = _BESIDE.search(name), _STEP.search(name)
   return beside is not None and (step is None or beside.start() < step.start())
