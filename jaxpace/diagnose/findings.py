@@ -32,7 +32,7 @@ from jaxpace.diagnose.stopped import stopped_in
 from jaxpace.diagnose.what_if import has_gaps
 from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence, advise
-from jaxpace.diagnose.words.names import joined, milliseconds, name_process, named
+from jaxpace.diagnose.words.names import joined, milliseconds, name_process, named, some_ranks
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.host import parse_list
 from jaxpace.runs.run import MISSING, PAUSES, Run
@@ -293,7 +293,10 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
                  for f in kept)
   if observed and len(kept) == len(findings):
     return kept, "", ()
-  note = Note.TURNS.say(devices=devices, cores=cores, least=milliseconds(least))
+  late = sorted({rank for finding in findings if finding not in kept for rank in finding.ranks})
+  note = Note.TURNS.say(devices=devices, cores=cores, least=milliseconds(least),
+                        who=f", as {some_ranks(late)} {'do' if late[1:] else 'does'} not"
+                        if late else "")
   return (kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
           else "", (note,))
 

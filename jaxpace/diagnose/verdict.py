@@ -64,7 +64,8 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
     return Verdict.UNTIMED.say(collectives=plural(number, "collective"),
         are="is" if number == 1 else "are", what=what, largest=_largest(facts))
   if facts.doubt:
-    return Verdict.DOUBT.say(doubt=facts.doubt, waiting=percent(earliness / step_time.mean))
+    said = Verdict.DOUBT.say(doubt=facts.doubt, waiting=percent(earliness / step_time.mean))
+    return Sentence(said.code, _with_gaps(facts, said, 0.0))
   pauses = facts.few_pauses
   if pauses:
     return Sentence(Verdict.FEW_PAUSES, _paused(pauses[0], facts.selected.size))
@@ -101,18 +102,7 @@ def _lasting(facts: Diagnosis) -> tuple[float, Sentence | None]:
 
   Where several do, the verdict names all, the largest one first; it comes with its share.
   """
-  step_time = facts.step_time
-  assert step_time is not None
-  found: list[tuple[float, Sentence]] = []
-  data = facts.for_data or 0.0
-  if data >= COSTLY * step_time.mean:
-    found.append((data / step_time.mean, Verdict.DATA_WAITS.say(data=milliseconds(data),
-        part=percent(data / step_time.mean))))
-  gaps = facts.phases.get("gap")
-  gap = 0.0 if gaps is None else max(float(np.nan_to_num(mean_known(gaps))) - data, 0.0)
-  if gap >= PART * step_time.mean:
-    found.append((gap / step_time.mean, Verdict.IDLE_BETWEEN.say(gap=milliseconds(gap),
-        part=percent(gap / step_time.mean))))
+  found = _between_steps(facts)
   slower = facts.no_contention
   if slower and facts.run.ranks > 1 and slower.saving >= COSTLY:
     why = (
@@ -128,14 +118,39 @@ def _lasting(facts: Diagnosis) -> tuple[float, Sentence | None]:
   return found[0][0], Sentence(found[0][1].code, " ".join(str(said) for _, said in found))
 
 
+def _between_steps(facts: Diagnosis) -> list[tuple[float, Sentence]]:
+  """Data that all wait for, and gaps that are always long, each with its share; the gaps are those
+  of ranks that are not late."""
+  step_time = facts.step_time
+  assert step_time is not None
+  found: list[tuple[float, Sentence]] = []
+  data = facts.for_data or 0.0
+  if data >= COSTLY * step_time.mean:
+    found.append((data / step_time.mean, Verdict.DATA_WAITS.say(data=milliseconds(data),
+        part=percent(data / step_time.mean))))
+  gaps = facts.phases.get("gap")
+  late = sorted({rank for finding in facts.findings for rank in finding.ranks})
+  gap = 0.0 if gaps is None else max(
+      float(np.nan_to_num(mean_known(np.delete(gaps, late)))) - data, 0.0)
+  if gap >= PART * step_time.mean:
+    found.append((gap / step_time.mean, Verdict.IDLE_BETWEEN.say(gap=milliseconds(gap),
+        part=percent(gap / step_time.mean))))
+  return found
+
+
+def _with_gaps(facts: Diagnosis, said: str, share: float) -> str:
+  """A sentence on what takes a share of the step, and what more than that takes between steps."""
+  return " ".join([said, *(str(more) for part, more in _between_steps(facts) if part > share)])
+
+
 def _found(facts: Diagnosis) -> Sentence:
   said = _of_mode(facts, facts.findings[0])
   others = [f"{f.mode.replace('_', ' ')} {f'of {some_ranks(f.ranks)} ' if f.ranks else ''}"
             f"({100 * f.share:.0f} %)" for f in facts.findings[1:]]
   if others:
     said = f"{said} Then: {joined(others)}."
-  if sum(_worth(facts, finding) for finding in facts.findings) >= COSTLY:
-    return Sentence(facts.findings[0].mode, said)
+  if (worth := sum(_worth(facts, finding) for finding in facts.findings)) >= COSTLY:
+    return Sentence(facts.findings[0].mode, _with_gaps(facts, said, worth))
   if facts.few_pauses:
     return Sentence(Verdict.FEW_PAUSES, _paused(facts.few_pauses[0], facts.selected.size))
   return Verdict.COSTS_LITTLE.say(largest=_largest(facts), said=said)

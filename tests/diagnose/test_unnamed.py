@@ -191,3 +191,16 @@ def test_devices_that_stand_idle_in_every_step_alike_are_not_called_healthy(gap_
   idle = gap_ms > 10
   assert found.verdict.code == (Verdict.IDLE_BETWEEN if idle else Verdict.HEALTHY)
   assert ("20.0 ms" in found.verdict and "(62 %" in found.verdict) == idle
+
+
+@pytest.mark.parametrize("late_ms, gap_ms, own_gap_ms, idle", [
+    (4, 20, 20, True), (80, 20, 20, False), (0, 1, 40, False)])
+def test_gaps_of_all_that_cost_more_than_the_finding_are_told_beside_it(
+    late_ms, gap_ms, own_gap_ms, idle):
+  compute, gap = noisy(), np.full((RANKS, STEPS), float(gap_ms))
+  compute[2] += late_ms
+  gap[2] = own_gap_ms
+  found = diagnose(run_of(compute, gap))
+  assert found.verdict.code == Verdict.PERSISTENT and found.findings[0].ranks == (2,)
+  assert ("Devices stand idle between steps for 20.0 ms" in found.verdict) == idle
+  assert idle or "idle" not in found.verdict

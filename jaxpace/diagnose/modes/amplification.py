@@ -99,7 +99,7 @@ def _last_rank(case: EvidenceInputs) -> Sentence:
     return Evidence.LAST_RANK.say("changes", ranks=plural(len(others), "rank"),
         of_ranks=case.run.ranks, worst=int(often.argmax()), often=percent(often.max()),
         chance=percent(chance))
-  beside = f"Beside {some_ranks(late)}"
+  beside = f"Beside {some_ranks(late)}, late as a rule,"
   if not others.size:
     return Evidence.LAST_RANK.say("none_beside", beside=beside)
   worst = int(last.argmax())

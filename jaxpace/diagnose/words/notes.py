@@ -118,7 +118,7 @@ class Note(Code):
   TURNS = ("turns", "report: of a sampled run, devices take turns on few cores",
       "{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting "
       "of up to {least} may be for that, so it is no finding unless one rank, or all ranks "
-      "of a host, stand out from the others.")
+      "of a host, stand out from the others{who}.")
   HUNG = ("hung", "report: a watchdog found a step overdue", {
       "step": "Watchdog: step {step} {ended}; {who}.{within}",
       "more": "Watchdog: more steps were overdue: {rest}."})
