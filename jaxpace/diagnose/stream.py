@@ -39,6 +39,7 @@ from jaxpace.diagnose.phases import on_purpose, pauses_in
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.totals import lower_median
+from jaxpace.diagnose.words.names import percent
 from jaxpace.runs.run import Run
 
 # What the stream of alarms looks at: each rank's lateness, and the job's own signals.
@@ -97,7 +98,7 @@ class Alarm(NamedTuple):
   rank: int | None  # of LATE
   step: int  # at which it was found
   onset: int  # at which it began, about
-  share: float  # of the usual step, mean since the onset
+  share: float  # of the usual step, mean since the onset, or median where that is more
   over: bool  # it is over
   throughout: bool = False  # it has been so in all steps looked at; `onset` is the first of them
 
@@ -111,7 +112,7 @@ class Alarm(NamedTuple):
         GAP: ("ranks pause between steps", "ranks no longer pause between steps")}[self.kind]
     if self.over:
       return f"Step {self.step}: {over}."
-    by = f"Step {self.step}: {what}, by {100 * self.share:.0f} % of the step"
+    by = f"Step {self.step}: {what}, by {percent(self.share)} of the step"
     if self.throughout:
       return f"{by}, in all steps looked at, from step {self.onset} on."
     return f"{by}, since about step {self.onset}."
@@ -381,6 +382,9 @@ def _alarm(state: StreamState, signal: int, values: np.ndarray, high: np.ndarray
   else:
     onset = split_series(values[::-1], state.numbers, int(numbers[_LAST // 2]))
   ranks = len(state.last) - len(_JOB) - 1
-  share = (values[known & (numbers >= onset)].mean() - state.middle[signal]) / state.step_time
+  since = values[known & (numbers >= onset)]
+  # A rank that waits for another one's pause is early by all of it, in that one step.
+  level = max(since.mean(), np.median(since))
+  share = (level - state.middle[signal]) / state.step_time
   return Alarm(LATE if signal < ranks else _JOB[signal - ranks], signal if signal < ranks else None,
                state.until, onset, float(share), bool(state.active[signal]))

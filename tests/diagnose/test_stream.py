@@ -87,6 +87,14 @@ def test_it_says_when_it_is_over_and_finds_the_next():
   assert found[0].share == pytest.approx(0.064, abs=0.02)
 
 
+def test_a_late_rank_that_waits_once_for_a_pause_of_the_others_is_said_to_be_late_by_as_much():
+  given = steps(4, 400, onset=300, fault=LATE)
+  given.arrival[[0, 2, 3], 306] += 0.4
+  (first, *_) = alarms(changed(given), 4)
+  assert (first.kind, first.rank) == (LATE, 1) and first.share == pytest.approx(0.064, abs=0.02)
+  assert f"by {100 * first.share:.1f} % of the step" in first.sentence()
+
+
 def test_one_long_pause_is_no_onset():
   given = steps(4, 400)
   given.arrival[2, 300] += 3.0

@@ -31,6 +31,7 @@ _LOOK_BACK = 4096
 """Executions that are looked at, and of those beside the step that are kept."""
 _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
+_OWN = "programs of JAX's own"
 _AGREE_SECONDS = 5.0
 _ASK_SECONDS = 1.0
 """How often a process asks process 0 for the step: each answer is traffic on its link."""
@@ -294,8 +295,9 @@ class StepFinder:
             if each.program.differentiated}
 
   def _note_beside(self, names: Set[str]) -> None:
-    """Says of those programs that are no step's and not JAX's own that they run between steps."""
-    names = {name for name in names - self._beside if not finding.is_jax(name)}
+    """Says of those programs that are no step's that they run between steps; JAX's own have names
+    that say nothing."""
+    names = {_OWN if finding.is_jax(name) else name for name in names} - self._beside
     if names:
       self._beside |= names
       self._tell()
