@@ -77,7 +77,7 @@ def read_links(directory: str | os.PathLike[str]) -> ProbedLinks | None:
   """Returns what a probe left in a run directory, what its times say found anew; None if there is
   nothing that can be read. Imports no JAX."""
   try:
-    data = read_document(pathlib.Path(directory) / FILE, LinksFile, most=_LARGEST_FILE).value
+    data, _ = read_document(pathlib.Path(directory) / FILE, LinksFile, most=_LARGEST_FILE)
     hosts = tuple(data["hosts"])
     # What was not measured is null there, NaN here.
     seconds, median = (np.array(data[key], np.float64) for key in ("seconds", "median_seconds"))

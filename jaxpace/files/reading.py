@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -91,24 +91,12 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.D
 _TOKEN = re.compile(r"\.([^.\[]+)|\[(\d+)\]|\[\.\.\.\]")
 
 
-class Document(NamedTuple):
-  """A JSON object whose known keys are as its schema says; keys that the schema does not know are
-  as they were."""
-
-  value: dict[str, Any]
-  left_out: tuple[str, ...]
-  """What did not fit, as ends of sentences: "'plan.ranks' is left out: Expected `int`, got
-  `str`"."""
-  struct: Any
-  """The same as its schema."""
-
-
 def read_document(path: str | os.PathLike[str], schema: type[msgspec.Struct],
-                  most: int = LARGEST) -> Document:
+                  most: int = LARGEST) -> tuple[dict[str, Any], list[str]]:
   """Reads a file that should hold one JSON object, of at most so many bytes, whose known keys are
-  as its schema says; every key may be absent. Raises UnreadableError where it is no regular file,
-  too large, no JSON object, or nested too deeply: the end of a sentence that begins with the file's
-  name."""
+  as its schema says; every key may be absent. See `check`. Raises UnreadableError where it is no
+  regular file, too large, no JSON object, or nested too deeply: the end of a sentence that begins
+  with the file's name."""
   return check(parse(read_bytes(path, most)), schema)
 
 
@@ -128,13 +116,19 @@ def parse(data: bytes) -> dict[str, Any]:
   return _clean(value, 0)
 
 
-def check(value: dict[str, Any], schema: type) -> Document:
+def check(value: dict[str, Any], schema: type) -> tuple[dict[str, Any], list[str]]:
   """Leaves out of an object what is not as its schema says; UnreadableError, if hardly anything of
-  it fits. The object is changed."""
+  it fits.
+
+  Returns:
+    The object, changed, keys that the schema does not know as they were; and what did not fit, as
+    ends of sentences: "'plan.ranks' is left out: Expected `int`, got `str`".
+  """
   left_out: list[str] = []
   while True:
     try:
-      return Document(value, tuple(left_out), msgspec.convert(value, schema))
+      msgspec.convert(value, schema)
+      return value, left_out
     except msgspec.ValidationError as error:
       what, path = explained(error)
     tokens = [name or int(index or -1) for name, index in _TOKEN.findall(path)]

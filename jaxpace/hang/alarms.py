@@ -172,7 +172,7 @@ def read_events(directory: str | os.PathLike[str], run: str | None = None) -> li
       continue
     for line in lines[-_MOST:]:
       try:
-        event = check(parse(line), _EventLine).value
+        event, _ = check(parse(line), _EventLine)
       except UnreadableError:
         continue
       if event.get("when_unix_ns") is not None and run in (None, event.get("run")):

@@ -200,7 +200,7 @@ def _looks_like_run(path: pathlib.Path) -> bool:
 def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
   file = path / "run.json"
   try:
-    document = read_document(file, RunFile)
+    info, left_out = read_document(file, RunFile)
   except FileNotFoundError:
     problems.append(
         "run.json is missing: run id, ranks and clock are taken from the rows themselves.")
@@ -212,8 +212,7 @@ def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
         f"run.json {why_unreadable(error)}: run id, ranks and clock are taken from the rows "
         "themselves.")
     return {}
-  problems.extend(f"run.json: {sentence}." for sentence in document.left_out)
-  info = document.value
+  problems.extend(f"run.json: {sentence}." for sentence in left_out)
   version = info.get("schema_version", SCHEMA_VERSION)
   if version is not None and version > SCHEMA_VERSION:
     raise RunError(f"{path} was recorded with schema {version}, this jaxpace reads up to "

@@ -69,7 +69,7 @@ def read_json(path: pathlib.Path, schema: type[msgspec.Struct] = RunFile) -> dic
   """Returns a JSON file's dict, without what is not of its schema; None if there is none, or it is
   no such file."""
   try:
-    return read_document(path, schema).value
+    return read_document(path, schema)[0]
   except (OSError, UnreadableError):
     return None
 
@@ -173,12 +173,11 @@ def read_processes(directory: pathlib.Path, run: str | None, problems: list[str]
   folder = directory / FOLDER
   for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
     try:
-      document = read_document(file, ProcessFile)
+      info, left_out = read_document(file, ProcessFile)
     except (OSError, UnreadableError) as error:
       problems.append(f"process/{file.name} {why_unreadable(error)}: its host name is unknown.")
       continue
-    problems.extend(f"process/{file.name}: {sentence}." for sentence in document.left_out)
-    info = document.value
+    problems.extend(f"process/{file.name}: {sentence}." for sentence in left_out)
     named = _PROCESS_FILE.match(file.name)
     number = info.get("process", int(named[1]) if named else None)
     if number is None:

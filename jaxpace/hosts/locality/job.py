@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.hosts.locality.cards import fabric_of
 from jaxpace.hosts.locality.host import parse_list
@@ -33,20 +35,20 @@ def read_places(directory: str | pathlib.Path,
   for file in files:
     name = f"{FOLDER}/{file.name}"
     try:
-      document = read_document(file, Locality)
+      document, left_out = read_document(file, Locality)
     except OSError as error:
       problems.append(f"{name} can't be read ({error.strerror}).")
       continue
     except UnreadableError as error:
       problems.append(f"{name} {error}: left out.")
       continue
-    place: Locality = document.struct
-    if run is not None and document.value.get("run", run) != run:
+    place = msgspec.convert(document, Locality)
+    if run is not None and document.get("run", run) != run:
       problems.append(f"{name} belongs to another run: left out.")
     elif place.schema > SCHEMA:
       problems.append(f"{name} was written by a newer version: left out.")
     else:
-      problems += [f"{name}: {sentence}." for sentence in document.left_out]
+      problems += [f"{name}: {sentence}." for sentence in left_out]
       places[int(file.stem)] = place.replace(process=int(file.stem))
   return [place for _, place in sorted(places.items())], problems
 
