@@ -1,12 +1,12 @@
-"""Words that sentences of all layers share: numbers of things, ranks, durations; and names that
-others wrote, of which nothing steers the terminal."""
+"""Words that sentences of all layers share: numbers of things, ranks, durations; sentences with
+their codes; and names that others wrote, of which nothing steers the terminal."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections.abc import Iterable
-from typing import TextIO
+from typing import Self, TextIO
 
 
 def plural(number: int, noun: str, many: str = "") -> str:
@@ -61,6 +61,24 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s"
   hours = whole // 3600
   return f"{hours} h {whole % 3600 // 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+class Sentence(str):
+  """A sentence for people, with the code that stands for it in programs. To everything else it is a
+  string."""
+
+  __slots__ = ("code",)
+  code: str
+
+  def __new__(cls, code: str, text: str) -> Self:
+    """Puts them together."""
+    made = str.__new__(cls, text)
+    made.code = code
+    return made
+
+  def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+    """For copies and pickles."""
+    return self.code, str(self)
 
 
 def plain(text: object, encoding: str = "utf-8") -> str:

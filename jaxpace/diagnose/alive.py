@@ -7,27 +7,19 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from jaxpace.core.words import duration, list_ranks, plain, plural
+from jaxpace.core.words import Sentence, duration, list_ranks, plain, plural
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.hang.alarms import FOLDER, LateProcess, read_events
 from jaxpace.runs.run import Process
 from jaxpace.runs.rundir import read_json
 
-Kind = Literal["waiting", "running", "ended", "quiet", "dead"]
 SILENT = 20.0
 """Seconds: a recorder rewrites its process's file every 5 s, whether steps complete or not."""
 _FEW, _REREAD = 16, 5.0
 """Files of more processes than these are read once in so many seconds each; whether they changed is
 seen at once."""
-
-
-class Liveness(NamedTuple):
-  """How the run is, and a sentence that says it."""
-
-  kind: Kind
-  sentence: str
 
 
 class Seen(NamedTuple):
@@ -115,7 +107,7 @@ class ProcessFiles:
 
 
 def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int,
-          step_time: float | None, now: float) -> Liveness:
+          step_time: float | None, now: float) -> Sentence:
   """Says how the run is.
 
   Args:
@@ -125,6 +117,9 @@ def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int,
     step: last step.
     step_time: s per step usually takes; None where not known.
     now: s, monotonic.
+
+  Returns:
+    A sentence with the code "waiting", "running", "ended", "quiet" or "dead".
   """
   open_ones = [s for s in seen if not s.closed]
   silent = [s for s in open_ones if now - s.changed > SILENT]
@@ -132,32 +127,32 @@ def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int,
     ended = sorted({plain(s.process.info["ended_by"])
                     for s in seen if s.process.info.get("ended_by")})
     after = f"after step {step:,}" if age is not None else "without a recorded step"
-    return Liveness("ended", f"The run has ended {after}"
+    return Sentence("ended", f"The run has ended {after}"
                     + (f" ({', '.join(ended[:3])})." if ended else "."))
   if open_ones and len(silent) == len(open_ones):
     least = min(now - s.changed for s in silent)
-    return Liveness("dead",
+    return Sentence("dead",
                     f"No process has written anything for {duration(least)}: they were killed or "
                     "stopped, or this machine no longer sees their files.")
   if silent:
     least = min(now - s.changed for s in silent)
-    return Liveness("dead", f"{_named(silent)} {'has' if len(silent) == 1 else 'have'} written "
+    return Sentence("dead", f"{_named(silent)} {'has' if len(silent) == 1 else 'have'} written "
                             f"nothing for {duration(least)}, others have: killed, stopped, or "
                             "cut off?")
   if age is None:
     if not seen:
-      return Liveness("waiting", "Nothing is recorded yet: waiting for the job to start.")
+      return Sentence("waiting", "Nothing is recorded yet: waiting for the job to start.")
     few = f" of {declared}" if declared > len(seen) else ""
-    return Liveness("waiting", f"{plural(len(seen), 'process', 'processes')}{few} started, no step "
+    return Sentence("waiting", f"{plural(len(seen), 'process', 'processes')}{few} started, no step "
                                "recorded yet: programs are being compiled, or the first steps run.")
   if age > longest_quiet(step_time):
     if not seen:
-      return Liveness("quiet", f"No new rows for {duration(age)}. The folder 'process' is missing, "
+      return Sentence("quiet", f"No new rows for {duration(age)}. The folder 'process' is missing, "
                                "so whether the job ended, died or hangs is unknown.")
-    return Liveness("quiet", f"No step has been recorded for {duration(age)}, though "
+    return Sentence("quiet", f"No step has been recorded for {duration(age)}, though "
                  + ("its process still runs" if len(open_ones) == 1 else "its processes still run")
                  + ": it hangs, compiles, or does something else between two steps.")
-  return Liveness("running", "Running.")
+  return Sentence("running", "Running.")
 
 
 def longest_quiet(step_time: float | None) -> float:

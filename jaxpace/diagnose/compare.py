@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxpace.core.words import list_ranks, plural
+from jaxpace.core.words import Sentence, list_ranks, plural
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, seconds_of
 from jaxpace.diagnose.forecast_sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
 from jaxpace.diagnose.selected_steps import mean_known, ratio
-from jaxpace.diagnose.words.codes import ChangeCode, Sentence, Verdict, codes
+from jaxpace.diagnose.words.codes import ChangeCode, Verdict, codes
 from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, signed
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.loops import step_found

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.core.words import Sentence
 from jaxpace.costs.fabric_file import kind_in
 from jaxpace.diagnose.floor import shares_of_ranks
 from jaxpace.diagnose.hang import Hang
@@ -16,7 +17,7 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.selected_steps import StepTime, mean_known
 from jaxpace.diagnose.waiting_places import CollectiveShare, Overlap, places
-from jaxpace.diagnose.words.codes import Sentence, Verdict, codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.names import hosts_of, ranks_by_host
 from jaxpace.diagnose.worth import Worth
 from jaxpace.files.plain import to_plain

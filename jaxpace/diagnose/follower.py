@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.core.words import list_ranks, plural
+from jaxpace.core.words import Sentence, list_ranks, plural
 from jaxpace.diagnose import stream
-from jaxpace.diagnose.alive import Alert, EventFollower, Liveness, ProcessFiles, judge
+from jaxpace.diagnose.alive import Alert, EventFollower, ProcessFiles, judge
 from jaxpace.diagnose.floor import RUNNING_MINIMUM, above, find_floor, shares_in
 from jaxpace.diagnose.groups import joined_ranks
 from jaxpace.diagnose.inconclusive import find_inconclusive
@@ -26,7 +26,6 @@ from jaxpace.diagnose.selected_steps import (
   step_times,
 )
 from jaxpace.diagnose.totals import Totals, add_up, typical
-from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.runs import growing as windows
@@ -198,8 +197,8 @@ class Follower:
     declared = self._info.get("processes") or 0
     state = judge(seen, declared, age if step >= 0 else None, step,
                   numbers.step_time.median if numbers else None, now)
-    if state.kind == "waiting" and step < 0 and (self._collectives.refused or self._rows.refused):
-      state = state._replace(sentence="No row of what lies there can be read: see below.")
+    if state.code == "waiting" and step < 0 and (self._collectives.refused or self._rows.refused):
+      state = Sentence("waiting", "No row of what lies there can be read: see below.")
     hosts = {s.process.host for s in seen if s.process.host}
     ranks = max(self._info.get("ranks") or 0, window.recorded if window else 0)
     return Snapshot(
@@ -288,7 +287,7 @@ class Snapshot(NamedTuple):
   ranks: int
   processes: int
   hosts: int
-  state: Liveness
+  state: Sentence  # see `alive.judge`
   step: int  # last recorded; -1 for none
   age: float | None  # s since the newest rows were written
   numbers: Numbers | None

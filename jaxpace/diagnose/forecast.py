@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
+from jaxpace.core.words import Sentence
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
 from jaxpace.diagnose.forecast_sample import MIN_STEPS, ONE_SIZE, Sample, new_tier, transfers
 from jaxpace.diagnose.forecast_tails import (
@@ -29,7 +30,7 @@ from jaxpace.diagnose.forecast_tails import (
   with_tail,
 )
 from jaxpace.diagnose.limits import SCHEMA
-from jaxpace.diagnose.words.codes import Sentence, Silence, codes
+from jaxpace.diagnose.words.codes import Silence, codes
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import Run
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.words import list_ranks, plural
+from jaxpace.core.words import Sentence, list_ranks, plural
 from jaxpace.costs.alpha_beta import RING, TREE, coefficients, seconds
 from jaxpace.costs.fabric_file import ALGORITHMS, Level, MeasuredFabric, kind_in
 from jaxpace.diagnose.floor import running_minimum
@@ -16,7 +16,7 @@ from jaxpace.diagnose.groups import fully_grouped
 from jaxpace.diagnose.limits import MOST, PART
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.step_times import busy, chunks
-from jaxpace.diagnose.words.codes import Sentence, Silence
+from jaxpace.diagnose.words.codes import Silence
 from jaxpace.diagnose.words.names import hosts_of
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.groups import groups

@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxpace.core.words import plural
-from jaxpace.diagnose.words.codes import HangCode, Sentence
+from jaxpace.core.words import Sentence, plural
+from jaxpace.diagnose.words.codes import HangCode, codes
 from jaxpace.diagnose.words.names import NAMED
 from jaxpace.hang.describe import CauseInWords, Flight, describe
 
@@ -37,8 +37,8 @@ class Hang:
   @property
   def sentences(self) -> tuple[Sentence, ...]:
     """All of it in words, each with the code of its cause."""
-    said = [Sentence(HangCode(each.code), each.text) for one in self.causes[:NAMED]
-            for each in one.said]
+    said = [Sentence(HangCode(each.code), each) for one in self.causes[:NAMED]
+            for each in one.sentences]
     more = len(self.causes) - NAMED
     if more > 0:
       said.append(Sentence(HangCode(self.causes[NAMED].cause.kind),
@@ -54,8 +54,8 @@ class Hang:
     """Returns plain lists, dicts and scalars."""
     return {
         "title": self.title, "running": self.running, "seconds": self.seconds,
-        "causes": [{"code": one.cause.kind, "sentences": one.sentences,
-                    "sentence_codes": [each.code for each in one.said], **one.document}
+        "causes": [{"code": one.cause.kind, "sentences": list(map(str, one.sentences)),
+                    "sentence_codes": codes(one.sentences), **one.document}
                    for one in self.causes[:64]],
         "left_out": list(self.left_out)}
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.core.words import Sentence
 from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.phases import pauses_in
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, medians_known, ratio
-from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import milliseconds, name_process, percent
 from jaxpace.runs.run import MISSING, PAUSES, Run

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.words import duration, list_ranks, plural
+from jaxpace.core.words import Sentence, duration, list_ranks, plural
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.diagnosis import Diagnosis
@@ -19,7 +19,7 @@ from jaxpace.diagnose.phases import on_purpose
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.what_if import Alternative
-from jaxpace.diagnose.words.codes import Sentence, Verdict
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.names import (
   NAMED,
   joined,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.core.words import Sentence
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.lateness import beyond_typical
@@ -15,7 +16,6 @@ from jaxpace.diagnose.limits import LISTED, MOST, TWICE
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.totals import Totals
-from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import milliseconds, percent
 from jaxpace.record.ring.plan import iterations_in_words

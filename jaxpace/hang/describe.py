@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from jaxpace.core.words import duration, list_ranks, plural
+from jaxpace.core.words import Sentence, duration, list_ranks, plural
 from jaxpace.hang import waits
 from jaxpace.hang.positions import NewestExecution, Position, ProgramsByKey
 from jaxpace.hang.waits import Cause, GroupRun, Wait
@@ -18,10 +18,6 @@ from jaxpace.record.ring.plan import iterations_in_words, iterations_of
 
 _MOST_PLACES = 4
 _MOST_BEHIND = 3
-Code = Literal["absent", "order", "stuck", "unknown", "in_call", "earlier_call", "other_program",
-               "device_behind", "not_begun", "closed", "silent"]
-"""What a sentence says: the kind of a cause, where a rank is instead, or how its process is; see
-`jaxpace.diagnose.words.codes.HangCode`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,28 +49,17 @@ class Flight:
     return max((seconds for seconds in known if seconds is not None), default=None)
 
 
-class Said(NamedTuple):
-  """A sentence and what it says."""
-
-  code: Code
-  text: str
-
-
 @dataclasses.dataclass(frozen=True)
 class CauseInWords:
   """A cause in words."""
 
   cause: Cause
-  said: tuple[Said, ...]
+  sentences: tuple[Sentence, ...]
   """What is waited for, then where the ranks in question are, how their processes are, and what
-  else waits for that."""
+  else waits for that; the code says the kind of the cause, where a rank is instead, or how its
+  process is, see `jaxpace.diagnose.words.codes.HangCode`."""
   document: dict[str, Any]
   """The same as plain values."""
-
-  @property
-  def sentences(self) -> list[str]:
-    """All of it."""
-    return [each.text for each in self.said]
 
 
 def describe(flight: Flight) -> tuple[CauseInWords, ...]:
@@ -86,15 +71,15 @@ def describe(flight: Flight) -> tuple[CauseInWords, ...]:
 
 def _tell(flight: Flight, cause: Cause) -> CauseInWords:
   places = [(rank, place(flight, rank, cause)) for rank in cause.ranks if cause.kind == "absent"]
-  said = [Said(cause.kind, _sentence(flight, cause))]
-  said += [Said(where.code, f"{_rank(flight, rank)} {where.text}.")
+  said = [Sentence(cause.kind, _sentence(flight, cause))]
+  said += [Sentence(where.code, f"{_rank(flight, rank)} {where}.")
            for rank, where in places[:_MOST_PLACES]]
   if len(places) > _MOST_PLACES:
-    said.append(Said(cause.kind,
-                     f"{plural(len(places) - _MOST_PLACES, 'more rank')} of these not listed."))
+    said.append(Sentence(cause.kind,
+                         f"{plural(len(places) - _MOST_PLACES, 'more rank')} of these not listed."))
   said += _processes(flight, cause)
   if cause.behind:
-    said.append(Said(cause.kind, _behind(flight, cause)))
+    said.append(Sentence(cause.kind, _behind(flight, cause)))
   return CauseInWords(cause, tuple(said), {
       "kind": cause.kind, "ranks": list(cause.ranks), "seconds": flight.waited(cause),
       "waits": [_document(flight, wait) for wait in cause.waits[:64]],
@@ -136,7 +121,7 @@ def _sentence(flight: Flight, cause: Cause) -> str:
           f"whether {_ranks(cause.ranks)} {_has(cause.ranks)} entered it.")
 
 
-def place(flight: Flight, rank: int, cause: Cause) -> Said:
+def place(flight: Flight, rank: int, cause: Cause) -> Sentence:
   """Says where a rank is instead, as what follows its name in a sentence."""
   where = flight.positions[rank]
   wait = next((one for one in cause.waits if rank in one.absent), cause.waits[0])
@@ -145,27 +130,29 @@ def place(flight: Flight, rank: int, cause: Cause) -> Said:
   is_in, has = ("is", "has") if where.state == "running" else ("was", "had")
   if execution is not None and not execution.ended and execution.number == wait.meeting.number:
     if execution.last is None:
-      return Said("in_call", f"began the call{ago}, and {has} entered no collective of it")
-    return Said("in_call", _after(flight, execution, ago, is_in))
+      return Sentence("in_call", f"began the call{ago}, and {has} entered no collective of it")
+    return Sentence("in_call", _after(flight, execution, ago, is_in))
   if (execution is not None and execution is current and not execution.ended
       and execution.number is not None):
-    return Said("earlier_call", f"{is_in} still in call {execution.number}: it "
-                + ("began that" + ago if execution.last is None
-                   else _after(flight, execution, ago, is_in)))
+    return Sentence("earlier_call", f"{is_in} still in call {execution.number}: it "
+                    + ("began that" + ago if execution.last is None
+                       else _after(flight, execution, ago, is_in)))
   if current is not None and not current.ended:
     name = flight.programs.by_key[current.program].name
-    return Said("other_program",
-                f"{is_in} in another program, {name}{ago and ', with its last timestamp' + ago}")
+    return Sentence(
+        "other_program",
+        f"{is_in} in another program, {name}{ago and ', with its last timestamp' + ago}")
   begun = f"{has} not begun the call"
   beside = _beside(flight, rank, wait.meeting)
   if beside:
-    return Said("device_behind", f"{begun}, which {_ranks(beside)} of the same process "
-                f"{_has(beside)} begun: its device has other work, or, on a CPU, no thread (the "
-                "devices of a process share threads, and calls that run ahead can take all)")
+    return Sentence("device_behind", f"{begun}, which {_ranks(beside)} of the same process "
+                    f"{_has(beside)} begun: its device has other work, or, on a CPU, no thread "
+                    "(the devices of a process share threads, and calls that run ahead can take "
+                    "all)")
   last = "no timestamp of it is left" if current is None else (
       f"its last timestamp{_of_call(flight, current, wait.meeting.program)} was written"
       f"{ago or ' before'}")
-  return Said("not_begun", f"{begun}: {last}" + (
+  return Sentence("not_begun", f"{begun}: {last}" + (
       "; between calls timestamps cannot show whether its process is in Python (a data loader, a "
       "checkpoint, an evaluation) or in a program without timestamps" if is_in == "is" else ""))
 
@@ -204,7 +191,7 @@ def _beside(flight: Flight, rank: int, call: GroupRun) -> list[int]:
   return found
 
 
-def _processes(flight: Flight, cause: Cause) -> Iterator[Said]:
+def _processes(flight: Flight, cause: Cause) -> Iterator[Sentence]:
   """How the processes of the ranks in question are, where they no longer write."""
   positions = {flight.positions[rank].process: flight.positions[rank] for rank in cause.ranks
                if rank in flight.positions}
@@ -212,13 +199,13 @@ def _processes(flight: Flight, cause: Cause) -> Iterator[Said]:
     name = f"Process {process}{' on ' + where.host if where.host else ''}"
     last = f" Its process file gives a reason: {where.ended_by}." if where.ended_by else ""
     if where.state == "closed":
-      yield Said("closed", f"{name} has closed its recording; timestamps cannot show what it has "
-                 "done since." + last)
+      yield Sentence("closed", f"{name} has closed its recording; timestamps cannot show what it "
+                     "has done since." + last)
     elif where.state == "silent" and flight.watched:
       others = "" if flight.running else ", like all others,"
-      yield Said("silent", f"{name}{others} wrote nothing in the {duration(flight.watched)} for "
-                 "which its ring was watched: it has ended, stands still, or can't write to this "
-                 "directory." + last)
+      yield Sentence("silent", f"{name}{others} wrote nothing in the {duration(flight.watched)} "
+                     "for which its ring was watched: it has ended, stands still, or can't write "
+                     "to this directory." + last)
 
 
 def meeting(programs: ProgramsByKey, one: GroupRun) -> str:
@@ -260,14 +247,14 @@ def _document(flight: Flight, wait: Wait) -> dict[str, Any]:
       "unknown": list(wait.unknown)}
 
 
-def _place(flight: Flight, rank: int, said: Said) -> dict[str, Any]:
+def _place(flight: Flight, rank: int, said: Sentence) -> dict[str, Any]:
   where = flight.positions[rank]
   current: NewestExecution | None = where.current
   last = current.last if current is not None else None
   document: dict[str, Any] = {
       "rank": rank, "process": where.process, "host": where.host or None, "state": where.state,
       "seconds": where.quiet, "program": None, "call": None, "between_calls": True, "last": None,
-      "code": said.code, "words": said.text}
+      "code": said.code, "words": str(said)}
   if current is not None:
     document |= {"program": flight.programs.by_key[current.program].name, "call": current.number,
                  "between_calls": current.ended}

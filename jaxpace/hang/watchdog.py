@@ -279,7 +279,7 @@ class Watchdog:
     except Exception as error:
       _LOG.debug("Marks can't be read", exc_info=error)
       return late
-    sentences = [sentence for one in found[:_CAUSES] for sentence in one.sentences]
+    sentences = [str(each) for one in found[:_CAUSES] for each in one.sentences]
     causes = [LateCause(kind=one.cause.kind, ranks=one.cause.ranks,
                         collective=one.document["waits"][0]["collective"]) for one in found]
     return dataclasses.replace(late, marks=tuple(sentences), causes=tuple(causes))

@@ -135,7 +135,7 @@ def _head(look: Snapshot, text: Callable[[object], str]) -> list[Padding]:
     facts.append(f"step {look.step:,}")
   if look.age is not None:
     facts.append(f"newest rows {duration(look.age)} old")
-  state = _wrapped(text(look.state.sentence), _STYLES[look.state.kind], 0)
+  state = _wrapped(text(look.state), _STYLES[look.state.code], 0)
   return [state, _wrapped(", ".join(facts), "", 0)] if facts else [state]
 
 
@@ -249,9 +249,9 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
     news: sentences that have not been said yet; they come last.
     encoding: of the output.
   """
-  words = []
-  if look.state.kind != "running":
-    words.append(look.state.sentence)
+  words: list[str] = []
+  if look.state.code != "running":
+    words.append(look.state)
   if look.step >= 0:
     words.append(f"step {look.step:,}"
                  + (f" (attempt {look.attempt + 1})" if look.attempt > 0 else "") + ";")
@@ -286,7 +286,7 @@ def once(follower: Follower, console: Console | None = None) -> None:
   """
   unix = time.time()
   look = follower.poll(time.monotonic(), unix)
-  if look.state.kind == "waiting" and not look.processes:
+  if look.state.code == "waiting" and not look.processes:
     raise RunError(f"Nothing is recorded at {look.path} yet. Without --once it is waited for.")
   (console or make_console()).print(Screen(look, unix, whole=True))
 
@@ -326,6 +326,6 @@ def in_lines(follower: Follower, every: float,
     before, said = said, sentences(look)
     news = [sentence for sentence in said if sentence not in before]
     print(line(look, news, sys.stdout.encoding or "utf-8"), flush=True)
-    if look.state.kind == "ended":
+    if look.state.code == "ended":
       return
     sleep(max(begin + every - time.monotonic(), 0.0))

@@ -11,11 +11,12 @@ from typing import get_args
 
 import pytest
 
+from jaxpace.core.words import Sentence
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Sentence, Silence, Verdict, codes
+from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Silence, Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.hang import describe
+from jaxpace.hang import describe, waits
 from jaxpace.runs.run import PAUSES
 from tests.diagnose.synthetic import run_of
 from tests.synthetic.synthetic_faults import Fault
@@ -41,8 +42,18 @@ def test_every_code_has_a_use(kind):
   said = set(re.findall(rf"\b{kind.__name__}\.([A-Z_]+)", source))
   # a mechanism's kind becomes a code by its value
   by_value = ({*PAUSES, *re.findall(r'"([a-z_]+)"', source)} if kind is Evidence
-              else set(get_args(describe.Code)) if kind is HangCode else set())
+              else hang_codes() if kind is HangCode else set())
   assert [c.name for c in kind if c.name not in said and c not in by_value] == []
+
+
+def hang_codes():
+  """Those of the sentences that `hang` makes: it is below the table, and has them as text."""
+  source = pathlib.Path(describe.__file__).read_text()
+  return {*get_args(waits.Kind), *re.findall(r'Sentence\(\s*"([a-z_]+)"', source)}
+
+
+def test_every_code_of_a_sentence_of_a_hang_is_in_the_table():
+  assert hang_codes() <= {*HangCode} and len(hang_codes()) > 9
 
 
 def fields(template):

@@ -43,14 +43,14 @@ def folder(tmp_path):
 
 
 def test_fresh_rows_are_a_running_job(folder):
-  assert folder.judge(100.0).kind == "running"
+  assert folder.judge(100.0).code == "running"
 
 
 def test_before_the_first_rows_it_waits(tmp_path, folder):
   empty = Folder(tmp_path / "other")
   told = [empty.judge(100.0, None), folder.judge(100.0, None),
           folder.judge(100.0, None, declared=5)]
-  assert [(state.kind, numbers(state.sentence)) for state in told] == [
+  assert [(state.code, numbers(state)) for state in told] == [
       ("waiting", []), ("waiting", [3]), ("waiting", [3, 5])]
 
 
@@ -61,7 +61,7 @@ def test_processes_that_rewrite_their_files_hang_unless_steps_take_that_long(fol
   for process in range(3):
     folder.write(process, UNIX + 60)
   state = folder.judge(160.0, age=age, step_time=step_time)
-  assert state.kind == kind and (kind == "running" or numbers(state.sentence) == [61])
+  assert state.code == kind and (kind == "running" or numbers(state) == [61])
   assert longest_quiet(None) == longest_quiet(0.01) == 10 and longest_quiet(60.0) == 305
 
 
@@ -70,34 +70,34 @@ def test_one_silent_process_is_named(folder):
   for process in (0, 2):
     folder.write(process, UNIX + 40)
   state = folder.judge(140.0, age=39.0)
-  assert state.kind == "dead" and numbers(state.sentence) == [1, 40] and "(b)" in state.sentence
+  assert state.code == "dead" and numbers(state) == [1, 40] and "(b)" in state
 
 
 def test_all_silent_is_a_dead_run_whatever_the_clocks_say(folder):
   # the file system's clock is ahead: no negative age
-  assert folder.judge(100.0, unix=UNIX - 3600).kind == "running"
-  assert folder.judge(115.0, age=15.0, unix=UNIX - 3585).kind == "quiet"
+  assert folder.judge(100.0, unix=UNIX - 3600).code == "running"
+  assert folder.judge(115.0, age=15.0, unix=UNIX - 3585).code == "quiet"
   state = folder.judge(130.0, age=30.0, unix=UNIX - 3570)
-  assert state.kind == "dead" and numbers(state.sentence) == [30]
+  assert state.code == "dead" and numbers(state) == [30]
 
 
 def test_a_run_found_long_dead_is_told_at_first_sight(folder):
-  assert numbers(folder.judge(100.0, age=1e4, unix=UNIX + 1e4).sentence) == [2, 46]
+  assert numbers(folder.judge(100.0, age=1e4, unix=UNIX + 1e4)) == [2, 46]
 
 
 def test_an_end_is_told_from_a_death(folder):
   for process in range(3):
     folder.write(process, closed_cleanly=True, ended_by="SIGTERM")
   state = folder.judge(500.0, age=400.0)
-  assert state.kind == "ended" and numbers(state.sentence) == [10] and "SIGTERM" in state.sentence
-  assert folder.judge(500.0, age=400.0, declared=4).kind != "ended"
+  assert state.code == "ended" and numbers(state) == [10] and "SIGTERM" in state
+  assert folder.judge(500.0, age=400.0, declared=4).code != "ended"
 
 
 def test_one_that_closed_is_not_missed_when_the_others_are_silent(folder):
   folder.write(0, closed_cleanly=True)
   folder.judge(100.0)
   state = folder.judge(130.0, age=30.0)
-  assert state.kind == "dead" and numbers(state.sentence) == [30]
+  assert state.code == "dead" and numbers(state) == [30]
 
 
 def test_files_of_other_runs_and_torn_ones_count_for_nothing(folder):

@@ -215,7 +215,7 @@ def test_another_run_in_the_same_directory_replaces_the_first(tmp_path):
   first.remove()
   other = Growing(tmp_path / "run", SyntheticJob(ranks=2, steps=50, processes=1), tmp_path / "b",
                   run="other")
-  assert follower.poll(1.0, 0.0).state.kind == "waiting"
+  assert follower.poll(1.0, 0.0).state.code == "waiting"
   other.write(40)
   look = follower.poll(2.0, 0.0)
   assert (look.run, look.step, look.ranks, look.alerts) == ("other", 39, 2, ())
@@ -349,4 +349,4 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(tmp_path, written, seed
     files = sorted(file for file in growing.directory.rglob("*") if file.is_file())
     harm(files[random.integers(len(files))], random)
     look = follower.poll(float(step), 0.0)
-    assert line(look, []) and look.state.kind in ("waiting", "running", "quiet", "dead", "ended")
+    assert line(look, []) and look.state.code in ("waiting", "running", "quiet", "dead", "ended")

@@ -64,7 +64,7 @@ def test_or_by_their_rings_in_the_directory(of, waiting, tmp_path):
   # Of a process that sends nothing, what its ring was last written shows, and no more.
   said = absent(verdict.find_in_step([of], 0, {}, tmp_path), (8,))
   assert "3.0 s before its process last wrote" in said.sentences[1]
-  assert "silent" not in [each.code for each in said.said]
+  assert "silent" not in [each.code for each in said.sentences]
 
 
 def test_or_not_at_all(of, waiting):

@@ -107,7 +107,7 @@ def test_the_late_rank_is_named_from_the_files_alone(job, watched):
   assert ((first.cause.kind, first.cause.ranks, flight.running, flight.left_out)
           == ("absent", (3,), True, ()))
   assert 30.0 <= flight.waited(first.cause) < 30.1 and watched.asleep == 1
-  assert first.said[1].code == "in_call" and first.sentences[1].startswith(
+  assert first.sentences[1].code == "in_call" and first.sentences[1].startswith(
       "Rank 3 (process 3 on host3) began the call 30 s ago, and has entered no")
   assert flight.usual == pytest.approx(np.median(np.diff(
       [ns for ns, tag in job.machine.events[flight_rank(flight)] if tag & 0xFFFFF == 0])) / 1e9)
@@ -162,7 +162,7 @@ def test_an_older_attempt_is_left_out_when_the_job_has_started_again(job, watche
 
 
 def codes(flight):
-  return [[each.code for each in one.said] for one in describe(flight)]
+  return [[each.code for each in one.sentences] for one in describe(flight)]
 
 
 def test_who_writes_while_the_rings_are_watched_is_there_whatever_the_clocks_say(job, watched):
@@ -180,7 +180,7 @@ def test_who_writes_nothing_may_have_ended_or_stand_still(job, watched):
   assert flight.running and flight.positions[3].state == "silent"
   assert flight.watched == pytest.approx(read_rings.WATCHED_SECONDS, abs=read_rings._GLANCE)
   (said,) = describe(flight)
-  assert [each.code for each in said.said] == ["absent", "in_call", "silent"]
+  assert [each.code for each in said.sentences] == ["absent", "in_call", "silent"]
   assert "30 s before its process last wrote" in said.sentences[1]
   assert " was " in said.sentences[1] or " had " in said.sentences[1]
   assert "as far as its last timestamps show" in said.sentences[0]
@@ -212,7 +212,7 @@ def test_of_a_closed_recording_the_marks_tell_nothing_that_came_later(job, watch
   for end in ({}, {"ended_by": "ValueError: no"}):
     job.process(3, alive=0.045, closed=1, closed_cleanly=True, **end)
     said, = describe(read_flight(job.path))
-    assert [each.code for each in said.said] == ["absent", "in_call", "closed"]
+    assert [each.code for each in said.sentences] == ["absent", "in_call", "closed"]
     # It stays, however much later the report is made: 45 ms after the last event of all.
     assert re.search(r" (4\d|5\d) ms before its recording was closed", said.sentences[1])
     assert ("ValueError: no" in said.sentences[2]) is bool(end)

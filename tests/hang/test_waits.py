@@ -142,7 +142,7 @@ def test_between_two_calls_a_process_may_be_in_python_or_in_a_program_without_ma
   machine = Machine(of, 2, 9, stop={1: (4, -1)})
   first = describe(flight_of(machine, per_process=1))[0]
   assert numbers(first.sentences[0])[:8] == [4, 0, 5, 0, 10, 0, 1, 1]
-  assert numbers(first.sentences[1])[:4] == [1, 1, 3, 5] and first.said[1].code == "not_begun"
+  assert numbers(first.sentences[1])[:4] == [1, 1, 3, 5] and first.sentences[1].code == "not_begun"
   assert first.document["places"][0]["between_calls"] is True
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.core.words import Sentence
 
 
 def only(sentences: Iterable[str], code: str) -> Sentence:

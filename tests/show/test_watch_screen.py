@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxpace.diagnose.alive import Alert, Liveness
+from jaxpace.core.words import Sentence
+from jaxpace.diagnose.alive import Alert
 from jaxpace.diagnose.follower import LateRank, Numbers, Snapshot
 from jaxpace.diagnose.pacing import GuardEstimate
 from jaxpace.diagnose.selected_steps import StepTime
@@ -28,7 +29,7 @@ def numbers(ranks=1024, host="host7", **values):
 
 def look(**values):
   base = Snapshot("runs/demo", "20261121T000000-0b58106e", 1, 1024, 128, 128,
-                  Liveness("running", "Running."), 12345, 1.2,
+                  Sentence("running", "Running."), 12345, 1.2,
                   numbers(),
                   (Alert("Step 200: rank 3 is late, by 9 % of the step, since about step 190.",
                         False),), (), ("1 rank recorded nothing in the steps shown: 9.",))
@@ -83,7 +84,7 @@ def test_a_terminal_without_unicode_can_show_it(encoding):
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_names_are_text(width):
   view = look(path=EVIL, run=EVIL, numbers=numbers(host=EVIL),
-              state=Liveness("dead", f"Process 1 ({EVIL}) is silent."),
+              state=Sentence("dead", f"Process 1 ({EVIL}) is silent."),
               alerts=(Alert(EVIL, False), ),
               events=(Alert(EVIL, False, 0.0), ), notes=(EVIL, ))
   for text in ("\n".join(draw(view, width, 100)), live.line(view, [EVIL])):
@@ -111,5 +112,5 @@ def test_a_line_holds_what_the_screen_does_and_news_come_once():
       "rank 3 is late, by 9 % of the step, since about step 190. 1 rank recorded nothing in the "
       "steps shown: 9.")
   assert list(live.sentences(view._replace(events=view.alerts))) == list(live.sentences(view))
-  waiting = look(numbers=None, step=-1, age=None, state=Liveness("waiting", "Nothing yet."))
+  waiting = look(numbers=None, step=-1, age=None, state=Sentence("waiting", "Nothing yet."))
   assert live.line(waiting, []) == "Nothing yet."

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.core.words import Sentence
 from jaxpace.diagnose import tcp
 from jaxpace.diagnose.episodes import confidence, joined
 from jaxpace.diagnose.lateness import series_changes, spell
@@ -15,7 +16,7 @@ from jaxpace.diagnose.mechanism import crowded_processors, per_step
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_contended
-from jaxpace.diagnose.words.codes import Sentence, Verdict
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence, advise
 from jaxpace.diagnose.words.names import (
   hosts_of_processes,

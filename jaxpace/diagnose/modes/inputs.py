@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.core.words import Sentence
 from jaxpace.diagnose.episodes import change_points, confidence
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.lateness import Lateness
 from jaxpace.diagnose.links import ProbedLinks
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.totals import RunTotals
-from jaxpace.diagnose.words.codes import Sentence, Verdict, codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.words import list_ranks
+from jaxpace.core.words import Sentence, list_ranks
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.lateness import WaitedFor, costliest_first, longer_gap, rank_change, spell
 from jaxpace.diagnose.limits import LEAST, MOST, NEARLY_ALL
@@ -19,7 +19,7 @@ from jaxpace.diagnose.modes.contention import SlowTransfers
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.waiting_places import late_at
-from jaxpace.diagnose.words.codes import Sentence, Verdict
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import ADVICE, Evidence, advise
 from jaxpace.diagnose.words.names import (
   NAMED,

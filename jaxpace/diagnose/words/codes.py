@@ -10,6 +10,8 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+from jaxpace.core.words import Sentence
+
 
 class Code(enum.StrEnum):
   """A code that knows in a line what it stands for, and the words that say it.
@@ -40,24 +42,6 @@ class Code(enum.StrEnum):
     """
     words = self.wordings if isinstance(self.wordings, str) else self.wordings[wording]
     return Sentence(self, words.format(**values))
-
-
-class Sentence(str):
-  """A sentence for people, with the code that stands for it in programs. To everything else it is a
-  string."""
-
-  __slots__ = ("code",)
-  code: Code
-
-  def __new__(cls, code: Code, text: str) -> Self:
-    """Puts them together."""
-    made = str.__new__(cls, text)
-    made.code = code
-    return made
-
-  def __getnewargs__(self) -> tuple[Code, str]:  # type: ignore[override]
-    """For copies and pickles."""
-    return self.code, str(self)
 
 
 def codes(sentences: Iterable[str]) -> list[str | None]:
