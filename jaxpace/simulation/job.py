@@ -125,17 +125,10 @@ class Mechanics(NamedTuple):
   """(state, draft, enter [R, S], exit [S]) -> the state after the step, and what happened in it."""
 
 
-class Simulation(NamedTuple):
-  """A job ready to run: both functions are pure, for `jax.jit` and `jax.vmap`."""
-
-  init: Callable[[jax.Array, Job], JobState]
-  """(key, job) -> the state before the first step."""
-  run: Callable[[jax.Array, Job, JobState, int], tuple[JobState, Steps]]
-  """(key, job, state, steps) -> the state after, and what happened. `steps` is static."""
-
-
 def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1,
-               max_delay: float = 0.25, by_rank: bool = False) -> Simulation:
+               max_delay: float = 0.25, by_rank: bool = False
+               ) -> tuple[Callable[[jax.Array, Job], JobState],
+                          Callable[[jax.Array, Job, JobState, int], tuple[JobState, Steps]]]:
   """Prepares the simulation of a job that has its fabric to itself.
 
   Args:
@@ -144,6 +137,10 @@ def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1,
     buckets: S, the length of a job's `transfers`.
     max_delay: s, the limit of `jaxpace.instrument`: longer delays are cut.
     by_rank: keep every rank's times rather than means over ranks: R times the memory.
+
+  Returns:
+    Two pure functions, for `jax.jit` and `jax.vmap`: (key, job) -> the state before the first step;
+    and (key, job, state, steps) -> the state after, and what happened. `steps` is static.
 
   Raises:
     ValueError: the shape is impossible, or the pacer doesn't return what a pacer must.
@@ -163,7 +160,7 @@ def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1,
   def run(key: jax.Array, job: Job, state: JobState, steps: int) -> tuple[JobState, Steps]:
     return jax.lax.scan(lambda carry, _: step(key, job, carry), state, length=steps)
 
-  return Simulation(parts.init, run)
+  return parts.init, run
 
 
 def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: float,
