@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpace.core.observed import ObservedFunction
 from jaxpace.observation.clocks import host_ring
-from jaxpace.record.ring.calls import CallNumbers
+from jaxpace.record.ring.calls import call_of
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.executions import Executions, exposed, occurrences
 
@@ -33,8 +33,8 @@ class BusyTimes:
     self.step, self._collector = step, Collector()
     lane_of = {device: buffer for buffer, device in enumerate(self._collector.devices)}
     self._buffers = [lane_of[device.id] for device in devices]
-    self._numbers = [CallNumbers({number: host_ring.executions(buffer, number)
-                                  for number in step.runs}) for buffer in self._buffers]
+    self._started = [{number: host_ring.executions(buffer, number) for number in step.runs}
+                     for buffer in self._buffers]
     self._busy: list[dict[int, tuple[float, float]]] = [{} for _ in devices]
     self._latest = [-1] * len(self._buffers)
     self._patience = _PATIENCE
@@ -74,7 +74,7 @@ class BusyTimes:
   def _read(self) -> None:
     self._collector.collect(lambda: self.step.runs)
     programs = {each.number: each for each in (self.step.plan.programs if self.step.plan else ())}
-    for place, (buffer, numbers) in enumerate(zip(self._buffers, self._numbers, strict=True)):
+    for place, (buffer, started) in enumerate(zip(self._buffers, self._started, strict=True)):
       ended = []
       for number in self.step.runs:
         ran = self._collector.take(buffer, number)
@@ -83,7 +83,7 @@ class BusyTimes:
                   for start, end, at, seconds in zip(
                     ran.start_ns, ran.end_ns, ran.number, busy, strict=True)]
       for _, number, at, seconds in sorted(ended):
-        call = numbers.of(number, at)
+        call = call_of(started, number, at)
         self._busy[place][call], self._latest[place] = seconds, call
 
 

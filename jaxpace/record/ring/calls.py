@@ -11,18 +11,18 @@ from jaxpace.core.observed import MOST_DECIDED, Decisions, ObservedFunction
 from jaxpace.record.columns import StepCalls
 
 
-class CallNumbers:
-  """Numbers of an observed function's calls, as a device executes its programs: the k-th execution
-  of any of them is of the k-th call."""
+def call_of(started: dict[int, int], program: int, execution: int) -> int:
+  """Returns which call of an observed function an execution is of: the k-th execution of any of its
+  programs is of the k-th call.
 
-  def __init__(self, started: Mapping[int, int]):
-    """Begins; `started` is how many executions each of its programs has begun so far."""
-    self._started = dict(started)
-
-  def of(self, program: int, execution: int) -> int:
-    """Returns which call an execution is of. Executions come in the order in which they began."""
-    self._started[program] = execution + 1
-    return sum(self._started.values()) - 1
+  Args:
+    started: how many executions each of them has begun so far; brought up to date. Executions come
+      in the order in which they began.
+    program: number of the one executed.
+    execution: how many of that began before.
+  """
+  started[program] = execution + 1
+  return sum(started.values()) - 1
 
 
 class DecidedSteps:
@@ -31,7 +31,7 @@ class DecidedSteps:
   def __init__(self, started: Mapping[int, int]):
     """Begins; `started` is how many executions each program has begun so far."""
     self._before = started
-    self._numbers: dict[ObservedFunction, CallNumbers] = {}
+    self._started: dict[ObservedFunction, dict[int, int]] = {}
     # By program, from which execution on what was decided.
     self._decided: dict[int, list[tuple[int, Decisions]]] = collections.defaultdict(list)
 
@@ -47,10 +47,9 @@ class DecidedSteps:
       function = deciding.get(program)
       if function is None:
         continue
-      if function not in self._numbers:
-        self._numbers[function] = CallNumbers(
-            {each: self._before.get(each, 0) for each in function.runs})
-      call = self._numbers[function].of(program, number)
+      if function not in self._started:
+        self._started[function] = {each: self._before.get(each, 0) for each in function.runs}
+      call = call_of(self._started[function], program, number)
       at = bisect.bisect_right(decided[function], call, key=_begins) - 1
       found = decided[function][at][1] if at >= 0 else {}
       noted = self._decided[program]

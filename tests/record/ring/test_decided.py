@@ -2,7 +2,7 @@
 
 from jaxpace.core.observed import MOST_DECIDED, ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.record.columns import UNKNOWN, Range, StepCalls
-from jaxpace.record.ring.calls import CallNumbers, DecidedSteps
+from jaxpace.record.ring.calls import DecidedSteps, call_of
 
 
 def function(*programs):
@@ -26,8 +26,9 @@ def decisions(decided, *steps):
 
 
 def test_executions_of_several_programs_are_calls_in_their_order():
-  numbers = CallNumbers({1: 2, 2: 1})  # three calls came before
-  assert [numbers.of(*each) for each in [(1, 2), (2, 1), (7, 0), (1, 3), (1, 5)]] == [3, 4, 5, 6, 8]
+  started = {1: 2, 2: 1}  # three calls came before
+  ran = [(1, 2), (2, 1), (7, 0), (1, 3), (1, 5)]
+  assert [call_of(started, *each) for each in ran] == [3, 4, 5, 6, 8]
 
 
 def test_each_step_has_what_was_decided_for_the_call_in_it():
