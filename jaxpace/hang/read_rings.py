@@ -219,9 +219,9 @@ def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:
   for _ in range(_MOST_HOLES):
     if buffer.position >= reached:
       break
-    taken = buffer.take(slots, head, final=True)
-    tags.append(taken.tag)
-    times.append(taken.ns)
-    if not len(taken.tag) and not taken.lost:
+    tag, ns, lost = buffer.take(slots, head, final=True)
+    tags.append(tag)
+    times.append(ns)
+    if not len(tag) and not lost:
       break
   return np.concatenate(tags), np.concatenate(times)

@@ -34,8 +34,8 @@ def test_a_file_comes_back_as_it_was_written(written):
   found, ring = ring_file.read_ring(written), execution.current()
   assert (found.run, found.attempt, found.closed) == ("r1", 2, True)
   assert found.heads.tolist() == ring.heads().tolist() and found.ranks.tolist() == ring.ranks
-  taken = DeviceBuffer().take(found.events[1], lambda: int(found.heads[1]), final=True)
-  assert len(taken.ns) == 40 and set(taken.tag.tolist()) == {5 << 20 | 9}, "and none from before"
+  tags, *_ = DeviceBuffer().take(found.events[1], lambda: int(found.heads[1]), final=True)
+  assert len(tags) == 40 and set(tags.tolist()) == {5 << 20 | 9}, "and none from before"
 
 
 @given(st.data())

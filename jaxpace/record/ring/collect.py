@@ -165,19 +165,19 @@ class Collector:
       # What is written meanwhile is for the next time.
       end = head()
       while follower.position < end:
-        taken = follower.take(slots, head)
-        if taken.lost:
+        tag, ns, lost = follower.take(slots, head)
+        if lost:
           self._gaps.append(self._latest[buffer])
           since = {}
           for (own, _), splitter in self._splitters.items():
             if own == buffer:
               splitter.lose()
-        if not len(taken.ns) and not taken.lost:
+        if not len(ns) and not lost:
           break
-        if len(taken.ns):
+        if len(ns):
           if since is not None:
-            _first_numbers(taken.ns, taken.tag, since)
-          self._split(buffer, taken.ns, taken.tag, programs())
+            _first_numbers(ns, tag, since)
+          self._split(buffer, ns, tag, programs())
       if since is not None:
         for (own, program), count in started.items():
           if own == buffer:

@@ -151,17 +151,6 @@ class Splitter:
                       tag[marks], ns[marks])
 
 
-class Taken(NamedTuple):
-  """Events that follow a position, in order and without a hole between them."""
-
-  # [n] int64
-  ns: np.ndarray
-  # [n] uint32
-  tag: np.ndarray
-  lost: int
-  """Events before these that were written over, or never finished."""
-
-
 class DeviceBuffer:
   """Follows one device buffer.
 
@@ -172,10 +161,10 @@ class DeviceBuffer:
   def __init__(self, position: int = 0, patience: int = 8):
     """Begins behind so many events; `patience` is how many calls in a row wait for one slot."""
     self.position = position
-    self.lost = 0
     self._patience, self._waited = patience, 0
 
-  def take(self, slots: np.ndarray, head: Callable[[], int], *, final: bool = False) -> Taken:
+  def take(self, slots: np.ndarray, head: Callable[[], int], *, final: bool = False
+           ) -> tuple[np.ndarray, np.ndarray, int]:
     """Takes what is new. Call again until nothing comes and nothing is lost.
 
     Args:
@@ -183,6 +172,10 @@ class DeviceBuffer:
         them.
       head: returns how many events were begun so far.
       final: nobody writes any more, so what isn't there is lost.
+
+    Returns:
+      Tags, [n] uint32, and times, [n] int64 ns, of the next events in order and without a hole
+      between them; and how many events before these were written over, or never finished.
     """
     capacity, reached = len(slots), head()
     begin = max(self.position, reached - capacity)
@@ -202,10 +195,9 @@ class DeviceBuffer:
     stop = skipped + (int(bad[0]) if bad.size else count - skipped)
     before, lost = self.position, (begin - self.position if count else 0) + skipped
     self.position += lost + stop - skipped
-    self.lost += lost
     self._waited = self._waited + 1 if self.position == before and head() > before else 0
     chosen = copied[skipped:stop]
-    return Taken(chosen["ns"].astype(np.int64), chosen["tag"].astype(np.uint32), lost)
+    return chosen["tag"].astype(np.uint32), chosen["ns"].astype(np.int64), lost
 
 
 class Occurrences(NamedTuple):

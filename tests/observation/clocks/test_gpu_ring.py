@@ -49,9 +49,9 @@ def shift_of(source, buffer):
 
 def taken(views, buffer=0, follower=None):
   slots, follower = views.events[buffer], follower or DeviceBuffer()
-  found = follower.take(slots, lambda: int(views.blocks["head"][buffer]))
+  tags, times, _ = follower.take(slots, lambda: int(views.blocks["head"][buffer]))
   return [(int(tag) >> 20, int(tag) & 0xFFFFF, int(ns))
-          for tag, ns in zip(found.tag, found.ns, strict=True)]
+          for tag, ns in zip(tags, times, strict=True)]
 
 
 def test_what_kernels_store_comes_into_the_ring_of_the_process_in_order_and_by_the_hosts_clock():
@@ -154,11 +154,11 @@ def test_nothing_is_read_twice_or_out_of_order_and_what_is_lost_is_counted(lots)
   numbers = [tag - 2 for _, tag, _ in seen]
   times = [ns for _, _, ns in seen]
   assert times == sorted(set(times))
-  assert len(seen) + follower.lost == written, "each event is read or lost"
+  assert follower.position == written, "each event is read or lost"
   if lots[-1]:
     assert numbers[-1] == written % 1000, "the newest is there"
   if max(lots) <= 64:
-    assert follower.lost == 0
+    assert len(seen) == written
 
 
 def test_a_gpu_whose_kernels_write_nothing_is_told(monkeypatch):

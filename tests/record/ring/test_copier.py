@@ -38,10 +38,10 @@ def marked(path, buffer=0):
   """How many events of this test a device buffer of the file holds, in order and without a hole."""
   found = ring_file.read_ring(path)
   follower = DeviceBuffer()
-  taken = follower.take(found.events[buffer], lambda: int(found.heads[buffer]), final=True)
+  tags, *_ = follower.take(found.events[buffer], lambda: int(found.heads[buffer]), final=True)
   assert follower.position == int(found.heads[buffer])
-  assert set(taken.tag.tolist()) <= {EVENT}
-  return len(taken.tag)
+  assert set(tags.tolist()) <= {EVENT}
+  return len(tags)
 
 
 def test_the_file_has_what_was_marked_since_it_was_begun(copied):
