@@ -10,14 +10,10 @@ from jaxpace.core.words import Sentence, plural
 from jaxpace.diagnose.words.codes import HangCode, codes
 from jaxpace.diagnose.words.names import NAMED
 from jaxpace.hang.describe import CauseInWords, Flight, describe
+from jaxpace.hang.waits import SHORT, too_long
 
-USUAL_STEPS = 20.0
-"""Waits are reported that last longer than so many of the usual steps, if that is longer than the
-following. Whether such a job hangs or waits for a checkpoint, timestamps don't tell."""
-RUNNING_SECONDS, FIRST_SECONDS = 10.0, 60.0
-"""In a job that runs; the latter before a few steps have shown how long they take."""
-ENDED_SECONDS = 3.0
-"""In a job of which no process writes any more: nobody waits for it to go on."""
+FIRST_SECONDS = 60.0
+"""Of a wait that is reported before a few steps have shown how long they take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +61,17 @@ def find_hang(flight: Flight | None) -> Hang | None:
 
   At any moment of a healthy job some ranks wait for others, for milliseconds. Reported is only what
   has lasted longer than steps take, or what ended the others: a process that died in the middle.
+  For a job of which no process writes any more nobody waits to go on.
 
   Returns:
     None where nothing is to be said.
   """
   if flight is None:
     return None
-  usual = flight.usual
-  if usual is None:
-    limit = FIRST_SECONDS if flight.running else ENDED_SECONDS
+  if flight.running:
+    limit = FIRST_SECONDS if flight.usual is None else too_long(flight.usual)
   else:
-    limit = max(RUNNING_SECONDS if flight.running else ENDED_SECONDS, USUAL_STEPS * usual)
+    limit = too_long(flight.usual or 0.0, SHORT)
   causes = tuple(one for one in describe(flight) if (flight.waited(one.cause) or 0.0) >= limit
                  or _died(flight, one))
   if not causes:

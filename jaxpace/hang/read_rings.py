@@ -16,6 +16,7 @@ from jaxpace.core.words import list_ranks, plural
 from jaxpace.files.reading import UnreadableError, why_unreadable
 from jaxpace.hang.describe import Flight
 from jaxpace.hang.positions import Position, ProgramsByKey, position
+from jaxpace.hang.waits import SHORT
 from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file, rundir
 from jaxpace.runs.ring_file import RingFile, read_pulse, read_ring
@@ -28,8 +29,8 @@ _MOST_HOLES = 64
 WATCHED_SECONDS = 3.0
 """For so long rings of ranks that wait are watched: a process says several times per second in its
 ring that it lives."""
-_LONG, _GLANCE = 3.0, 0.1
-"""Seconds; shorter waits are nobody's concern; between two looks."""
+_GLANCE = 0.1
+"""Seconds between two looks."""
 
 
 def read_flight(directory: str | os.PathLike[str], *, own: Flight | None = None) -> Flight | None:
@@ -137,7 +138,7 @@ class _Reading:
   @property
   def _in_question(self) -> bool:
     """Whether ranks have waited for so long that it is worth an alarm."""
-    return any(execution.pending and (one.state == "closed" or (one.waiting or 0.0) >= _LONG)
+    return any(execution.pending and (one.state == "closed" or (one.waiting or 0.0) >= SHORT)
                for one in self._positions.values() for execution in one.executions)
 
   def watch(self, seconds: float) -> float:

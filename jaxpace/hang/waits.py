@@ -24,6 +24,18 @@ not.
 """
 
 
+SHORT = 3.0
+"""Seconds; shorter waits are nobody's concern."""
+_RUNNING, _USUAL_STEPS = 10.0, 20.0
+
+
+def too_long(usual: float, shortest: float = _RUNNING) -> float:
+  """Seconds of a wait from which on it is reported: so many of the usual steps, of as many seconds,
+  if that is longer than the shortest such wait of a job that runs, or of another. Whether such a
+  job hangs or waits for a checkpoint, timestamps don't tell."""
+  return max(shortest, _USUAL_STEPS * usual)
+
+
 class GroupRun(NamedTuple):
   """One time that one group runs one collective."""
 

@@ -27,6 +27,7 @@ from jaxpace.hang.heartbeat import (
   StoreThread,
 )
 from jaxpace.hang.progress import LoopProgress
+from jaxpace.hang.waits import too_long
 from jaxpace.hosts import distributed
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ _GRACE_SECONDS = 1.6  # after the time is up, at most, to hear everyone
 # processes that read all heartbeats at a time; in a large job the rest wait for their turn
 _READERS = 16
 _TURN_SECONDS = 2.0
-_SHORTEST, _SHORTEST_ADAPTIVE = 1.0, 10.0
-_ADAPTIVE = 20.0  # times the usual step
+_SHORTEST = 1.0
 _CAUSES = 3  # causes within the step that are put into words
 # Makes the names of successive watchdogs differ; the same in every process.
 _counter = itertools.count()
@@ -220,7 +220,7 @@ class Watchdog:
     if self.timeout is not None:
       return self.timeout
     assert usual is not None
-    return max(_SHORTEST_ADAPTIVE, _ADAPTIVE * usual)
+    return too_long(usual)
 
   def _excused(self, now: float) -> bool:
     """Whether this process takes long for a known reason; sees to it that the time starts anew when
