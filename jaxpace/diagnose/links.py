@@ -12,14 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnose.limits import CONFIDENCE, KEPT, SCHEMA
 from jaxpace.files.plain import to_plain
 from jaxpace.files.reading import read_document
 from jaxpace.files.schemas import LinksFile
 
 FILE = "links.json"
-SCHEMA = 1
-_LARGEST_FILE = 64 << 20
-"""Bytes: two times a pair of 1,024 ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,8 @@ def read_links(directory: str | os.PathLike[str]) -> ProbedLinks | None:
   """Returns what a probe left in a run directory, what its times say found anew; None if there is
   nothing that can be read. Imports no JAX."""
   try:
-    data, _ = read_document(pathlib.Path(directory) / FILE, LinksFile, most=_LARGEST_FILE)
+    # Both times of each pair of 1,024 ends take no more.
+    data, _ = read_document(pathlib.Path(directory) / FILE, LinksFile, most=KEPT)
     hosts = tuple(data["hosts"])
     # What was not measured is null there, NaN here.
     seconds, median = (np.array(data[key], np.float64) for key in ("seconds", "median_seconds"))
@@ -104,10 +103,9 @@ Kind = Literal["host", "sender", "receiver", "link", "direction", "process"]
 
 SMALLEST_RATIO = 1.3
 """Slower than that, or it is not mentioned."""
-CONFIDENCE = 0.95
-"""Probability that a hypothesis must have among all."""
-LINK_CONFIDENCE = 0.99
-"""The same for a link or a direction: those are many, and one or two odd times look like one."""
+_PROBABLE = 0.95
+"""Probability that a hypothesis must have among all; a link or a direction `CONFIDENCE`: those are
+many, and one or two odd times look like one."""
 _FLOOR = 0.05  # scale below which noise is not believed: two runs of one probe differ by as much
 _MOST = 4  # culprits looked for
 _LINKS_TRIED = 64  # in large jobs: those pairs of hosts that stand out most
@@ -197,7 +195,7 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> tuple[tuple[Culprit, ...
   while len(chosen) < _MOST:
     probability, shift = _compare(y - _explained(chosen, sets), tier, sets)
     best = int(np.argmax(probability[1:]))
-    if best in chosen or probability[0] > 1 - CONFIDENCE or math.exp(shift[best]) < SMALLEST_RATIO:
+    if best in chosen or probability[0] > 1 - _PROBABLE or math.exp(shift[best]) < SMALLEST_RATIO:
       break
     chosen[best] = shift[best]
   culprits: list[Culprit] = []
@@ -207,7 +205,7 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> tuple[tuple[Culprit, ...
     rest = {other: shift for other, shift in chosen.items() if other != best}
     probability, shift = _compare(y - _explained(rest, sets), tier, sets)
     (kind, own, processes, _), ratio = tried[best], math.exp(shift[best])
-    needed = LINK_CONFIDENCE if kind in ("link", "direction") else CONFIDENCE
+    needed = CONFIDENCE if kind in ("link", "direction") else _PROBABLE
     if probability[1 + best] >= needed and ratio >= SMALLEST_RATIO:
       culprits.append(Culprit(kind, tuple(names[h] for h in own), processes, ratio,
                               float(probability[1 + best])))
@@ -295,7 +293,7 @@ def _scale(residuals: np.ndarray) -> float:
 def _ambiguous(probability: np.ndarray, tried: Sequence[_Hypothesis], shift: np.ndarray,
                names: Sequence[str]) -> str:
   """Why nothing is named though "nothing is slow" is improbable; empty where nothing seems slow."""
-  if not tried or probability[0] > 1 - CONFIDENCE:
+  if not tried or probability[0] > 1 - _PROBABLE:
     return ""
   order = [i for i in np.argsort(probability[1:])[::-1] if probability[1 + i] > 0.05 and
            math.exp(shift[i]) >= SMALLEST_RATIO][:3]
