@@ -26,8 +26,8 @@ import jax
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.words import plural
-from jaxpace.hosts.distributed import end_when_failed
-from jaxpace.hosts.launch.environment import COUNT, EXACT, LAUNCH_ID, MATCH, RUN, UNSEEN
+from jaxpace.hosts.distributed import end_when_failed, started_together
+from jaxpace.hosts.launch.environment import EXACT, LAUNCH_ID, MATCH, RUN, UNSEEN
 from jaxpace.observation import programs
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
@@ -318,8 +318,8 @@ def attach(environment: Mapping[str, str]) -> None:
 
 def _taken_for_a_job() -> str:
   """What a process needs to be told that is one of several and has not joined them; else empty."""
-  count = os.environ.get(COUNT, "")
-  if not count.isdecimal() or int(count) < 2 or jax.process_count() > 1:
+  count = started_together(os.environ)
+  if count < 2 or jax.process_count() > 1:
     return ""
   return (f" This process of {count} takes itself for the whole job: call "
           "jaxpace.distributed.initialize() (or jax.distributed.initialize()) first.")

@@ -25,10 +25,12 @@ def test_the_command_that_shows_a_run_can_be_pasted(tmp_path):
   assert shlex.split(said[-1])[-3:] == ["jaxpace", "report", str(run)]
 
 
-def test_a_process_of_a_job_that_it_has_not_joined_is_told_so(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["JAX_NUM_PROCESSES", "SLURM_STEP_NUM_TASKS",
+                                  "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_a_process_of_a_job_that_it_has_not_joined_is_told_so(tmp_path, monkeypatch, name):
   said = []
   for count in ("", "1", "2"):
-    monkeypatch.setenv("JAX_NUM_PROCESSES", count)
+    monkeypatch.setenv(name, count)
     with jaxpace.observed(tmp_path / "run", say=said.append):
       pass
   assert all(sentence.startswith("Nothing was recorded: no program") for sentence in said)
