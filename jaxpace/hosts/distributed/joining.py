@@ -10,9 +10,11 @@ import ipaddress
 import logging
 import math
 import os
+import pathlib
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from os import environ
 from types import TracebackType
@@ -69,7 +71,7 @@ def place_from_environment(env: Mapping[str, str]) -> Place | None:
       continue
     address = env.get(ADDRESS)
     if not address and env.get(local_name) == env[count_name]:
-      address = f"127.0.0.1:{_port_of_job(env)}"
+      address = f"127.0.0.1:{_port_of_job(env, index_name)}"
     if not address:
       raise RuntimeError(f"An MPI launcher started {env[count_name]} processes on several hosts, "
                          "and JAX cannot find process 0 by itself. Pass its address: mpirun -x "
@@ -98,11 +100,28 @@ def _checked_address(address: str) -> str:
   return address
 
 
-def _port_of_job(env: Mapping[str, str]) -> int:
+def _port_of_job(env: Mapping[str, str], index_name: str) -> int:
   """Returns a port that all processes of one MPI job on one host derive alike, other jobs most
-  likely not."""
-  name = env.get("PMIX_NAMESPACE") or env.get("PMI_ID") or env.get("PMI_JOBID") or "mpi"
-  return 61440 + sum((position + 1) * ord(letter) for position, letter in enumerate(name)) % 4096
+  likely not: by the job's name or, since MPICH gives it none, by its launcher."""
+  name = env.get("PMIX_NAMESPACE") or env.get("PMI_JOBID") or f"{_launcher(index_name)}"
+  return 61440 + zlib.crc32(name.encode()) % 4096
+
+
+def _launcher(variable: str) -> int:
+  """Returns the process that gave this one a variable: the nearest above it that has none itself.
+  Shells may be between them. 0 where there is no /proc."""
+  pid = os.getppid()
+  try:
+    while pid and f"\0{variable}=".encode() in b"\0" + _of_process(pid, "environ"):
+      # After its name, which may be anything: its state, its parent.
+      pid = int(_of_process(pid, "stat").rpartition(b")")[2].split()[1])
+  except OSError:
+    return 0
+  return pid
+
+
+def _of_process(pid: int, name: str) -> bytes:
+  return pathlib.Path(f"/proc/{pid}/{name}").read_bytes()
 
 
 def in_a_cluster(env: Mapping[str, str]) -> bool:

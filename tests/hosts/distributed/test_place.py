@@ -2,7 +2,10 @@
 
 import atexit
 import logging
+import os
 import re
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -66,6 +69,34 @@ def test_open_mpi_5_on_one_host_agrees_on_a_port_of_its_own():
   other = place_from_environment({**OMPI5, "PMIX_NAMESPACE": "prterun-host-78@1"})
   assert other.coordinator != places[0].coordinator
   assert all(61440 <= int(p.coordinator.rpartition(":")[2]) <= 65535 for p in (*places, other))
+
+
+# As MPICH starts processes: one itself and one by way of a shell; each says its number.
+MPICH = """
+PMI_RANK=0 sh -c 'echo $$; exec sleep 60' &
+PMI_RANK=1 sh -c "sh -c 'echo \\$\\$; exec sleep 60'; exit" &
+wait
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="there is no /proc")
+def test_mpich_gives_jobs_no_names_and_each_has_a_port_of_its_own(monkeypatch):
+  launchers = [subprocess.Popen(["sh", "-c", MPICH], stdout=subprocess.PIPE, text=True,
+                                start_new_session=True) for _ in range(2)]
+  env = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}
+  try:
+    names, ports = [], []
+    for launcher in launchers:
+      for pid in [int(launcher.stdout.readline()) for _ in range(2)]:
+        monkeypatch.setattr(joining.os, "getppid", lambda pid=pid: pid)
+        names.append(joining._launcher("PMI_RANK"))
+        ports.append(place_from_environment(env).coordinator)
+  finally:
+    for launcher in launchers:
+      os.killpg(launcher.pid, signal.SIGKILL)
+      launcher.communicate()
+  assert names == [launcher.pid for launcher in launchers for _ in range(2)]
+  assert ports[0] == ports[1] and ports[2] == ports[3]
 
 
 def test_mpich_on_several_hosts_with_an_address():
