@@ -226,7 +226,7 @@ class Everywhere(Watcher):
     # Of programs that were there before and have not run since: how often they had.
     self._earlier: dict[int, int] = {}
     self._left: tuple[ObservedProgram, ...] = ()
-    self._titles: dict[tuple[str, str], str] = {}
+    self._titles: dict[tuple[str, str, bool], str] = {}
     self.none = False
     """Whether no program can have timestamps, which has been said."""
 

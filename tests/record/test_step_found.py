@@ -302,6 +302,39 @@ def test_two_functions_of_one_name_are_two_programs_whatever_they_are_given(
   assert any("test_step_found.py:" in each for each in inside.step.programs)
 
 
+class Evaluator:
+  """One method for training and for evaluation, by the name of another's."""
+
+  def step(self, w, x, train=False):
+    def loss(w):
+      return (jnp.tanh(x @ w) ** 2).mean()
+    return w - jax.grad(loss)(w) if train else loss(w)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_evaluation_that_goes_by_the_name_of_the_step_is_none(tmp_path, first):
+  (w, x), step, evaluate = arrays(), jax.jit(Critic().step), jax.jit(Evaluator().step)
+  with jaxpace.observed(tmp_path) as inside:
+    for number in range(24):
+      if number % 8 == (0 if first else 7):
+        for _ in range(3):
+          evaluate(w, x).block_until_ready()
+      w = step(w, x).block_until_ready()
+  assert len(read_run(tmp_path).steps) == 24
+  assert inside.step.programs[0].startswith("step (") == first
+
+
+def test_one_function_that_computes_gradients_where_it_trains_is_two_programs(tmp_path):
+  (w, x), step = arrays(), jax.jit(Evaluator().step, static_argnames="train")
+  with jaxpace.observed(tmp_path) as inside:
+    for number in range(24):
+      if number % 8 == 0:
+        step(w, x).block_until_ready()
+      w = step(w, x, train=True).block_until_ready()
+  assert len(read_run(tmp_path).steps) == 24
+  assert inside.step.programs == ("step (with gradients)",)
+
+
 def in_turn(directory, *loops):
   """Runs programs in loops, one after the other, each of some steps; waits until each is the step.
   """
