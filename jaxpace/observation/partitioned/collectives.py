@@ -266,6 +266,8 @@ def _imported_from(file: str) -> tuple[str, bool]:
     if parts[index] in _INSTALLED:
       return "/".join(parts[index + 1:]), True
   standard = sysconfig.get_paths()["stdlib"]
+  if file.startswith("<frozen "):  # of the standard library, too: what runs `python -m`
+    return file, True
   if file.startswith(standard):
     return os.path.relpath(file, standard), True
   folders = [os.path.abspath(folder) + os.sep for folder in sys.path]

@@ -166,7 +166,9 @@ STANDARD = (os.path.join(sysconfig.get_paths()["stdlib"], "contextlib.py"), 81)
      "models/layer.py:12"),
     ([JAX, FLAX, STANDARD, TRAINER], "flax/linen/linear.py:287"),
     ([JAX, TRAINER], "brax/training/gradients.py:58"), ([JAX], "jax/_src/lax/parallel.py:7"),
-    ([JAX, STANDARD], "contextlib.py:81"), ([("/elsewhere/train.py", 9)], "train.py:9"),
+    ([JAX, TRAINER, ("<frozen runpy>", 88)], "brax/training/gradients.py:58"),
+    ([JAX, ("<stdin>", 4), TRAINER], "<stdin>:4"), ([JAX, STANDARD], "contextlib.py:81"),
+    ([("/elsewhere/train.py", 9)], "train.py:9"),
     ([("/home/me/job/jaxpace/step/instrument.py", 4), ("/home/me/job/train.py", 3)], "train.py:3"),
     ([], None)])
 def test_the_line_named_is_the_innermost_of_the_user_and_its_path_that_of_its_import(
