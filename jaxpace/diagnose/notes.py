@@ -50,10 +50,16 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
         first=WARMUP_STEPS, factor=WARMUP_FACTOR))
   if unfinished.size:
     notes.append(Note.UNFINISHED.say(steps=plural(unfinished.size, "step"), first=unfinished[0]))
+  others = facts.selected.of_others
+  if others.size:
+    whole = float(others.sum() + facts.steps.sum())
+    notes.append(Note.OTHER_SHAPES.say(steps=plural(others.size, "step"),
+        mean=milliseconds(float(others.mean())), part=percent(float(others.sum()) / whole)))
   if run.aggregated is not None and facts.step_time and facts.selected.size < facts.counted:
     notes.append(Note.IN_FULL.say(detailed=facts.selected.size,
         steps=plural(facts.counted, "step")))
-  uncounted = facts.selected.recorded - facts.counted - facts.selected.warmup.size - unfinished.size
+  uncounted = (facts.selected.recorded - facts.counted - others.size - facts.selected.warmup.size
+               - unfinished.size)
   if facts.step_time and uncounted > 1:
     notes.append(Note.UNMEASURED.say(steps=plural(uncounted, "step")))
   if facts.step_time:

@@ -41,6 +41,8 @@ class SelectedSteps(NamedTuple):
   # [n] s, how long these take, mean over ranks.
   mask_of_all: np.ndarray | None = None
   times_in_all: np.ndarray | None = None
+  # [n] s, how long those take that are left out since the step was compiled for them anew
+  of_others: np.ndarray = np.empty(0)
 
   @property
   def size(self) -> int:
@@ -199,7 +201,8 @@ def count_steps(run: Run) -> SelectedSteps:
   The first step of an attempt never does: its arrival has no exit to start from. Nor does the
   warm-up, when programs compile and caches fill: of the first 20 steps of each attempt (a fifth of
   a shorter run), those up to the last one that took more than 3 times the median step. Of a run of
-  which only some steps are detailed, those among them count that do among all.
+  which only some steps are detailed, those among them count that do among all; and none of another
+  shape of the step, which may be the very ones in which the job does something else as well.
   """
   every = run.all_steps
   times = _all_times(every)
@@ -208,6 +211,9 @@ def count_steps(run: Run) -> SelectedSteps:
   warmup = _warmup(run, every, times, mask)
   left_out, impossible = every.steps[mask & warmup], int((known & ~mask).sum())
   mask &= ~warmup
+  of_others = times[mask & every.others] if every.others is not None else np.empty(0)
+  if every.others is not None:
+    mask &= ~every.others
   counted = times[mask]
   of_all = None, None
   if run.aggregated is not None:
@@ -215,7 +221,7 @@ def count_steps(run: Run) -> SelectedSteps:
     mask = mask[_places(run)]
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
   return SelectedSteps(mask, left_out, _even_blocks(mask, blocks), blocks, left_out[:0], 0,
-                       impossible, *of_all)
+                       impossible, *of_all, of_others)
 
 
 def _even_blocks(mask: np.ndarray, blocks: int) -> np.ndarray:

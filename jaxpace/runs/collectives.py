@@ -172,6 +172,7 @@ class Chosen(NamedTuple):
 
   steps: np.ndarray  # [D] numbers of the steps, rising
   slots: np.ndarray  # [C] slots, rising
+  others: np.ndarray  # [K] bool, of all steps, those of other shapes
   left_out: tuple[str, ...]  # what a reader of the report must know, in sentences
 
 
@@ -209,18 +210,12 @@ def choose(info: dict[str, Any], table: TableFiles, axis: Axis,
   said = []
   if partly:
     said.append(f"{plural(partly, 'step')} detailed by some ranks only: not in the shares.")
-  others = int((other & ~full).sum())
-  if others > 0:
-    shapes = len(programs) - len(kept) + 1
-    said.append(f"The step was compiled in {shapes} shapes: shares and lateness are of the "
-                f"one that ran most, and the {plural(others, 'step')} of others that are "
-                "detailed are not in them.")
   most = max(1, MOST_CELLS // max(1, ranks * len(slots)))
   if len(steps) > most:
     said.append(f"{len(steps):,} steps are detailed, more than fit into memory: {most:,} of "
                 "them, evenly spread, were read. --steps reads all of a stretch.")
     steps = steps[np.linspace(0, len(steps) - 1, most).round().astype(int)]
-  return Chosen(steps, slots, tuple(said))
+  return Chosen(steps, slots, other & ~full, tuple(said))
 
 
 def _count(table: TableFiles, axis: Axis, planned: dict[int, int], programs: Sequence[int]

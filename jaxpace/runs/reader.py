@@ -103,7 +103,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   problems.extend(_describe(run, steps_table.rows, collectives_table.rows))
   attempt = run.attempt
   if chosen is not None:
-    run = run.detailed(chosen.steps)
+    run = run.detailed(chosen.steps, chosen.others)
     problems.extend(chosen.left_out)
   places, unreadable = read_places(path, run_id)
   problems.extend(unreadable)

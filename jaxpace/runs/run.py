@@ -181,6 +181,8 @@ class AllSteps(NamedTuple):
   delay: np.ndarray | None = None  # [R, K] float32 s of the applied delay, NaN where null
   # [K] float32, whether counts of micro-batches were uneven, NaN where null
   uneven: np.ndarray | None = None
+  # [K] bool, which are known to have run in another shape than the detailed ones
+  others: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -321,10 +323,10 @@ class Run:
         return p.host
     return ""
 
-  def detailed(self, steps: np.ndarray) -> Run:
+  def detailed(self, steps: np.ndarray, others: np.ndarray | None = None) -> Run:
     """Makes the run over its detailed steps, these rising numbers, of one over all steps, whose
     collectives are those of the detailed ones alone. Each is measured from the last exit of the
-    step before, which `aggregated` knows."""
+    step before, which `aggregated` knows; `others` is a part of that."""
     at = np.searchsorted(self.steps, steps)
     part = _at(self, at)
     attempt = functools.reduce(np.maximum, (c.attempt for c in self.collectives), part.attempt)
@@ -336,7 +338,8 @@ class Run:
     return dataclasses.replace(
         part, attempt=attempt, end_ns=None, previous_exit=previous,
         aggregated=AllSteps(self.steps, self.attempt, self.end_ns, self.durations.get("sync"),
-                            self.durations.get("delay_applied"), self.guard.get("work_uneven")))
+                            self.durations.get("delay_applied"), self.guard.get("work_uneven"),
+                            others))
 
 
 def cut(run: Run, first: int) -> Run:

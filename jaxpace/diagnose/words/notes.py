@@ -27,6 +27,9 @@ class Note(Code):
       "{detailed:,} of {steps} that count are detailed, with a row for each collective: "
       "shares, waits and what-if come from these; step times, how late each rank is and since "
       "when come from all.")
+  OTHER_SHAPES = ("other_shapes", "report: steps of other shapes are left out",
+      "The step was compiled in several shapes: this is about the one that ran most. {steps} of "
+      "others, {mean} each on average and {part} of the time, are left out.")
   LOWER_BOUND = ("lower_bound", "report: contention is a lower bound",
       "Contention is a lower bound: it is what transfers take beyond the quickest stretch of "
       "{width} steps in this run, not beyond a quiet fabric, which `jaxpace bench` measures.")
