@@ -9,6 +9,7 @@ each described by the table `steps`.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -215,7 +216,19 @@ def choose(info: dict[str, Any], table: TableFiles, axis: Axis,
     said.append(f"{len(steps):,} steps are detailed, more than fit into memory: {most:,} of "
                 "them, evenly spread, were read. --steps reads all of a stretch.")
     steps = steps[np.linspace(0, len(steps) - 1, most).round().astype(int)]
-  return Chosen(steps, slots, other & ~full, tuple(said))
+  others = other & ~full
+  if not _all_known(others, drawn):
+    said.append("The step was compiled in several shapes: shares and lateness are of the one that "
+                "ran most, step times of all, since only some steps say which they are of.")
+    others[:] = False
+  return Chosen(steps, slots, others, tuple(said))
+
+
+def _all_known(some: np.ndarray, drawn: np.ndarray) -> bool:
+  """Whether of all steps of a kind practically each is detailed, as slow ones are, by how many of
+  those that are drawn are of it: all [K] bool."""
+  seen = int(some[drawn].sum())
+  return int(some.sum()) * int(drawn.sum()) >= (seen - 2 * math.sqrt(seen)) * some.size
 
 
 def _count(table: TableFiles, axis: Axis, planned: dict[int, int], programs: Sequence[int]

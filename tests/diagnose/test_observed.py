@@ -196,19 +196,32 @@ def test_a_turn_that_did_not_run_has_no_rows_and_costs_nothing(tmp_path):
   assert sum(diagnosis.shares.values()) == pytest.approx(1)
 
 
-def test_of_several_shapes_the_report_is_on_the_one_that_ran_most(tmp_path):
+def two_shapes(folder, which, **changes):
+  """A run whose steps are of another shape where `which` says so, of their numbers."""
   def twice(entries):
     return {"collectives": [{**e, "program": 0} for e in entries] + [
         {**e, "slot": e["slot"] + SLOTS, "of": e["of"] + 20, "program": 1} for e in entries]}
 
   def moved(columns) -> np.ndarray:
     columns["collective"] = (columns["collective"]
-                             + np.where(columns["step"] % 10 == 0, SLOTS, 0).astype(np.int32))
+                             + np.where(which(columns["step"]), SLOTS, 0).astype(np.int32))
     return np.ones(len(columns["step"]), bool)
 
-  write(tmp_path, job(every=1), keep=moved)
-  changed(tmp_path, twice)
-  run = read_run(tmp_path)
+  write(folder, job(**changes), keep=moved)
+  changed(folder, twice)
+  return read_run(folder)
+
+
+def test_where_few_steps_say_which_shape_they_are_of_step_times_are_of_all(tmp_path):
+  run = two_shapes(tmp_path, lambda steps: steps % 5 < 2, every=6)
+  diagnosis = diagnose(run)
+  assert diagnosis.counted == 239 and diagnosis.selected.size < 40
+  assert any("step times of all" in problem for problem in run.problems)
+  assert Note.OTHER_SHAPES not in codes(diagnosis.notes)
+
+
+def test_of_several_shapes_the_report_is_on_the_one_that_ran_most(tmp_path):
+  run = two_shapes(tmp_path, lambda steps: steps % 10 == 0, every=1)
   assert len(run.collectives) == SLOTS and (run.steps % 10 > 0).all() and len(run.steps) == 216
   diagnosis = diagnose(run)
   assert sum(diagnosis.shares.values()) == pytest.approx(1)
