@@ -196,12 +196,12 @@ def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
   transfers = _long_transfers(case)
   why: dict[str, str] = {}
   for process, at in stopped_in(run, transfers, MOST * step_time).items():
+    steps, without, usual = zip(*at, strict=True)
     label = f"{name_process(run, process)}, which stood still inside a collective,"
-    there = np.isin(np.arange(len(transfers)), [one.step for one in at])
+    there = np.isin(np.arange(len(transfers)), steps)
     causes.append((label, np.where(there, transfers, 0.0)))
     transfers = np.where(there, 0.0, transfers)
-    why[label] = Note.STOOD_STILL.say(seconds=duration(max(one.seconds for one in at)),
-                                      usual=duration(at[0].usual))
+    why[label] = Note.STOOD_STILL.say(seconds=duration(max(without)), usual=duration(usual[0]))
   found = []
   for label, lost in [*causes, (_UNMEASURED[own], unmeasured), (_TRANSFERS, transfers)]:
     long = selected.mask & (lost >= MOST * step_time)

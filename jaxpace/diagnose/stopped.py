@@ -8,41 +8,36 @@ is stopped takes no samples.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from jaxpace.diagnose.limits import LISTED, MOST, PART, TWICE
 from jaxpace.runs.run import MISSING, Run
 
 
-class Stopped(NamedTuple):
-  """A process that took no samples while the others did."""
-
-  process: int
-  step: int  # place of the step
-  seconds: float  # without a sample
-  usual: float  # seconds from one of its samples to the next
-
-
-def stopped_in(run: Run, lost: np.ndarray, least: float) -> dict[int, list[Stopped]]:
-  """When processes stood still, by process: in the longest steps, as far as shows.
+def stopped_in(run: Run, lost: np.ndarray, least: float
+               ) -> dict[int, list[tuple[int, float, float]]]:
+  """When processes stood still, taking no samples while the others did: in the longest steps, as
+  far as shows.
 
   Args:
     run: the run.
     lost: [K] seconds by which each step took longer in its collectives.
     least: seconds of a long one.
+
+  Returns:
+    By process: places of steps, seconds without a sample, and usually from one of its samples to
+    the next.
   """
-  found: dict[int, list[Stopped]] = {}
+  found: dict[int, list[tuple[int, float, float]]] = {}
   longest = np.argsort(-lost, kind="stable")[:LISTED]
   for step in longest[lost[longest] >= least].tolist():
-    for one in _stopped(run, step, float(lost[step])):
-      found.setdefault(one.process, []).append(one)
+    for process, (seconds, usual) in _stopped(run, step, float(lost[step])).items():
+      found.setdefault(process, []).append((step, seconds, usual))
   return found
 
 
-def _stopped(run: Run, step: int, lost: float) -> list[Stopped]:
-  """Processes that stood still in a step, if others with samples went on.
+def _stopped(run: Run, step: int, lost: float) -> dict[int, tuple[float, float]]:
+  """Processes that stood still in a step, if others with samples went on; see `_longest`.
 
   Args:
     run: the run.
@@ -58,8 +53,8 @@ def _stopped(run: Run, step: int, lost: float) -> list[Stopped]:
   still = [process for process, seconds in beyond.items() if seconds >= MOST * lost]
   on = [process for process, seconds in beyond.items() if seconds < PART * lost]
   if not on or len(still) + len(on) < len(silent):
-    return []
-  return [Stopped(process, step, *silent[process]) for process in still]
+    return {}
+  return {process: silent[process] for process in still}
 
 
 def _longest(run: Run, process: int, step: int) -> tuple[float, float] | None:
