@@ -23,7 +23,7 @@ from jaxpace.diagnose.groups import Grouped, RunGroups, Waits, step_through
 from jaxpace.diagnose.idea import split_by_cause
 from jaxpace.diagnose.ledger import Charge, beyond_bubbles, charges
 from jaxpace.diagnose.selected_steps import ratio
-from jaxpace.diagnose.step_times import InFlight, StepTimes
+from jaxpace.diagnose.step_times import StepTimes
 
 
 class Account(NamedTuple):
@@ -151,17 +151,23 @@ def _charge_causes(waiting: list[np.ndarray], charge: Charge, waited: Waits,
 #
 # After `begin` a rank may compute as well, which no timestamp shows: hence at most, and at least.
 
-def split(flight: InFlight) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def split(first: np.ndarray, enter: np.ndarray, leave: np.ndarray
+          ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Divides the time in which collectives are under way by what the rank does meanwhile.
+
+  Args:
+    first: [R, K] ns, where the rank's step begins.
+    enter: [C, R, K] ns, not before that.
+    leave: [C, R, K] ns, not before the entry; the same as it where a rank takes no part, or its
+      step is not known.
 
   Returns:
     [C, R, K] s exposed, hidden and behind others: together, on every rank and in every step, exit -
     entry. And [R, K] s of computing while any is under way: each instant once.
   """
-  size = len(flight.leave)
-  order = np.argsort(flight.leave, axis=0, kind="stable")
-  enter, leave = (np.take_along_axis(x, order, axis=0) for x in (flight.enter, flight.leave))
-  first = flight.first[None]
+  size, first = len(leave), first[None]
+  order = np.argsort(leave, axis=0, kind="stable")
+  enter, leave = (np.take_along_axis(x, order, axis=0) for x in (enter, leave))
   before = np.concatenate([first, leave[:-1]])
   entries = np.sort(enter, axis=0)
   earlier = _smaller(entries, leave)
@@ -211,6 +217,6 @@ def overlap_of(work: StepTimes) -> tuple[np.ndarray, float]:
   if work.in_flight is None:
     exposed = [np.where(work.valid, wait, 0.0).sum(axis=0) @ weight for wait in work.wait]
     return np.array([exposed, *np.zeros((2, len(exposed)))]), 0.0
-  *parts, computing = split(work.in_flight)
+  *parts, computing = split(*work.in_flight)
   return (np.array([np.where(work.valid, values, 0.0).sum(axis=1) @ weight for values in parts]),
           float(np.where(work.valid, computing, 0.0).sum(axis=0) @ weight))

@@ -45,7 +45,8 @@ class StepTimes(NamedTuple):
   # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
   jumped: np.ndarray | None = None
   apart_steps: bool = False  # whether the step before one is not the one before in the arrays
-  in_flight: InFlight | None = None  # where collectives overlap; None: nowhere
+  in_flight: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+  """What `accounting.split` takes, where collectives overlap; None: nowhere."""
 
   @property
   def causes(self) -> tuple[np.ndarray, ...]:
@@ -58,17 +59,6 @@ class StepTimes(NamedTuple):
     arrival = self.arrival.copy()
     arrival[0] -= self.pacing
     return arrival
-
-
-class InFlight(NamedTuple):
-  """From when to when collectives were under way, where some were at the same time; int64 ns.
-
-  0 in flight where a rank takes no part, or its step is not known.
-  """
-
-  first: np.ndarray  # [R, K] where the rank's step begins
-  enter: np.ndarray  # [C, R, K] not before that
-  leave: np.ndarray  # [C, R, K] not before the entry
 
 
 _KEPT: weakref.WeakKeyDictionary[Run, dict[tuple[int, int], StepTimes]] = (
@@ -203,7 +193,10 @@ def _with_lost_steps(run: Run, part: slice, work: StepTimes) -> StepTimes:
 
   rows: dict[str, Any] = {name: taken(values) for name, values in wide._asdict().items()
                           if isinstance(values, np.ndarray) and name != "jumped"}
-  return work._replace(**rows, in_flight=wide.in_flight and InFlight(*map(taken, wide.in_flight)))
+  if wide.in_flight is not None:
+    first, enter, leave = map(taken, wide.in_flight)
+    rows["in_flight"] = first, enter, leave
+  return work._replace(**rows)
 
 
 def _lost(work: StepTimes) -> np.ndarray:
@@ -234,12 +227,13 @@ def _held(run: Run, before: slice, lead: int, arrival: np.ndarray, pacing: np.nd
 
 
 def _in_flight(timestamps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], lead: int,
-               first: np.ndarray, valid: np.ndarray) -> InFlight:
+               first: np.ndarray, valid: np.ndarray
+               ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   enters, leaves = [], []
   for enter, leave, _ in timestamps:
     enters.append(np.where(valid, np.maximum(enter[:, lead:], first), first))
     leaves.append(np.where(valid, np.maximum(leave[:, lead:], enters[-1]), first))
-  return InFlight(first, np.stack(enters), np.stack(leaves))
+  return first, np.stack(enters), np.stack(leaves)
 
 
 def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray

@@ -14,7 +14,7 @@ from jaxpace.diagnose import selected_steps, step_times
 from jaxpace.diagnose.accounting import overlap_of, split
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.step_times import InFlight, busy
+from jaxpace.diagnose.step_times import busy
 from jaxpace.runs.reader import read_run
 from jaxpace.show.html.markup import DocumentFigures
 from jaxpace.show.html.sections import collectives
@@ -49,7 +49,7 @@ def test_is_what_the_definition_says(size, seed):
   enter = random.integers(100, 140, (size, 3, 4))
   leave = enter + random.integers(1, 30, enter.shape)
   first = random.integers(80, 100, (3, 4))
-  *parts, hidden = split(InFlight(first, enter, leave))
+  *parts, hidden = split(first, enter, leave)
   for r in range(3):
     for k in range(4):
       own, computing = reference(enter[:, r, k].tolist(), leave[:, r, k].tolist(), first[r, k])
