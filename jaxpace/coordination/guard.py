@@ -40,20 +40,14 @@ Guarded = TypeVar("Guarded", Pacer, Balancer)
 
 
 class Guard(NamedTuple):
-  """State of `guard` on one rank."""
+  """State of `guard` on one rank. Around a balancer it is the same on all, and has no more than the
+  first two."""
 
   inner: PacerState
   trial: trial.Trial  # [] the same on all ranks where step times are shared
-  before: jax.Array  # [] int32, tag of the step before the one being run
-  asked: jax.Array  # [] bool, whether any rank was delayed, or a collective held back, in that step
-  shared: jax.Array  # [] bool, a `job_step_time` was seen
-
-
-class GuardedCounts(NamedTuple):
-  """State of `guard` around a balancer, the same on all ranks."""
-
-  inner: Any
-  trial: trial.Trial
+  before: Any = ()  # [] int32, tag of the step before the one being run
+  asked: Any = ()  # [] bool, whether any rank was delayed, or a collective held back, in that step
+  shared: Any = ()  # [] bool, a `job_step_time` was seen
 
 
 def guard(pacer: Guarded, block: int | None = None, key: int = 0, harm: float = 0.25,
@@ -190,7 +184,7 @@ def guard(pacer: Guarded, block: int | None = None, key: int = 0, harm: float = 
 def judged(state: Any) -> dict[str, jax.Array]:
   """What measurement has shown of the counts of a guarded balancer, [] float32 each, by the name of
   its column, and the `mode` of its trial; nothing of another balancer's state."""
-  if not isinstance(state, GuardedCounts):
+  if not isinstance(state, Guard):
     return {}
   effect, low, high = trial.effect(state.trial)
   found = {"work_on": trial.is_on(state.trial), "work_effect": effect, "work_effect_low": low,
@@ -202,10 +196,10 @@ def _guarded(balancer: Balancer, trials: trial.Trials) -> Balancer:
   """A balancer whose counts are in force while measurement shows that they pay; else even ones."""
   begin, judge = trials
 
-  def init(ranks: int) -> GuardedCounts:
-    return GuardedCounts(balancer.init(ranks), begin())
+  def init(ranks: int) -> Guard:
+    return Guard(balancer.init(ranks), begin())
 
-  def update(observation: Observation, state: GuardedCounts) -> tuple[jax.Array, GuardedCounts]:
+  def update(observation: Observation, state: Guard) -> tuple[jax.Array, Guard]:
     ran = jnp.asarray(observation.counts)
     equal = jnp.asarray(even(balancer.micro_batches, ran.shape[0]))
     wanted, inner = decide_counts(balancer, observation, state.inner)
@@ -214,6 +208,6 @@ def _guarded(balancer: Balancer, trials: trial.Trials) -> Balancer:
     seconds = jnp.where(uneven == trial.is_on(state.trial), observation.job_step_time, _NAN)
     judges = uneven | jnp.any(wanted != equal)
     after = pick(judges, judge(seconds, state.trial.tag, uneven, state.trial), state.trial)
-    return jnp.where(trial.is_on(after), wanted, equal), GuardedCounts(inner, after)
+    return jnp.where(trial.is_on(after), wanted, equal), Guard(inner, after)
 
   return Balancer(init, update, balancer.micro_batches)
