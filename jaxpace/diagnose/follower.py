@@ -65,7 +65,7 @@ class Follower:
     run = self._info.get("run")
     self._processes.poll(run, now, unix)
     if self._read_rows(now, unix):
-      self._update(now)
+      self._update()
     return self._look(now, self._events.poll(run))
 
   def _begin(self) -> None:
@@ -151,7 +151,7 @@ class Follower:
              "groups": self._joined}
     return {**self._info, "settings": {}, "plan": {"collectives": [entry], "clock": OBSERVED_CLOCK}}
 
-  def _update(self, now: float) -> None:
+  def _update(self) -> None:
     assert self._window is not None
     window = self._window
     if window.attempt != self._attempt:
@@ -164,7 +164,7 @@ class Follower:
           f"From step {window.since:,} on the step is {step_found(self._info).get('why')}.", True))
       self._restart(window.attempt)
     self._since = window.since
-    last = window.advance(now)
+    last = window.advance()
     if last < window.low:
       return
     numbers = measure(self._cut(last - self._steps + 1, last), self._floor)

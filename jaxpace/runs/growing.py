@@ -201,7 +201,7 @@ class Window:
             "enter_ns": leave - rows["sync_ns"][known], "exit_ns": leave})
     return True
 
-  def advance(self, now: float) -> int:
+  def advance(self) -> int:
     """Moves the frontier to where all ranks that still write have come, and returns it; -1 before
     there is one."""
     there = (self._last >= 0) & (self._last > self.high - self.size)

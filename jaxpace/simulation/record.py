@@ -85,7 +85,7 @@ def quiet(job: JobSettings, fabric: Fabric) -> dict[str, Any]:
                for each, value in zip(sizes, took, strict=True)]}}}]}
 
 
-def _busy(job: JobSettings, fabric: Fabric) -> list[float]:
+def _busy(job: JobSettings) -> list[float]:
   """Of each process: s its connections are busy in a s of transfer; empty where none is.
 
   Of the rank whose messages take longest: the mean over a process's ranks would hide one slow card
@@ -127,7 +127,7 @@ class RunWriter:
     self._stores = [{table: PartStore(self._path, table, run, p)
                      for table in ("steps", "collectives", "hosts")}
                     for p in range(len(self._processes))]
-    self._busy = _busy(job, scenario.fabric)
+    self._busy = _busy(job)
     self._exit = np.int64(0)  # last exit so far, on the job's own clock
     self._step = 0
     self._sent = 0.0  # s of transfers so far

@@ -42,7 +42,6 @@ class GpuBuffer(NamedTuple):
   ring: int
   counters: int
   block: int
-  capacity: int
 
 
 class Source:
@@ -98,7 +97,7 @@ class Source:
 
 def block_of(buffer: GpuBuffer, shift_ns: int) -> bytes:
   """A GPU's block, as its kernels read it."""
-  return struct.pack("<QQIIq", buffer.ring, buffer.counters, buffer.capacity - 1, 0, shift_ns)
+  return struct.pack("<QQIIq", buffer.ring, buffer.counters, len(buffer.events) - 1, 0, shift_ns)
 
 
 def _buffer(device: DriverGpu, capacity: int) -> GpuBuffer:
@@ -108,7 +107,7 @@ def _buffer(device: DriverGpu, capacity: int) -> GpuBuffer:
   memory: Any = (ctypes.c_char * (capacity * ring_layout.EVENT.itemsize)).from_address(here)
   counters = device.memory(kernels.COUNTERS_BYTES)
   buffer = GpuBuffer(np.frombuffer(memory, ring_layout.EVENT), there, counters,
-                 device.memory(4 * kernels.BLOCK_WORDS), capacity)
+                     device.memory(4 * kernels.BLOCK_WORDS))
   device.upload(buffer.block, block_of(buffer, 0))
   return buffer
 
