@@ -19,6 +19,7 @@ from rich.text import Text
 from jaxpace.core.words import duration, plain, plural, shortened
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.follower import Follower, LateRank, Numbers, Snapshot
+from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.runs.run import RunError
 from jaxpace.show.console import draw_bar, make_console
@@ -116,9 +117,8 @@ def binned(values: np.ndarray, width: int) -> np.ndarray:
     return np.empty(0)
   of = np.arange(len(values)) * bins // len(values)
   known = np.isfinite(values)
-  number = np.bincount(of[known], minlength=bins)
-  return np.divide(np.bincount(of[known], values[known], bins), number, out=np.full(bins, np.nan),
-                   where=number > 0)
+  return ratio(np.bincount(of[known], values[known], bins),
+               np.bincount(of[known], minlength=bins))
 
 
 def _title(look: Snapshot, text: Callable[[object], str]) -> Row:
