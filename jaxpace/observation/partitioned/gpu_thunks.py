@@ -97,7 +97,7 @@ class _Lists(Tags):
       raise wire.WireError("it lists nothing to run")
     self.found_program = True
     now = self._around(thunks)
-    if self._ends:
+    if self.ends:
       now = [self._mark(thunks[0], START_TAG), *now, self._mark(thunks[-1], END_TAG)]
     # Order of different fields means nothing; that of the thunks does.
     fields = [field for field in fields if field.number != _PROGRAM_THUNKS]
@@ -110,12 +110,12 @@ class _Lists(Tags):
     for thunk in thunks:
       parts = wire.read(thunk)
       kinds, name = {field.number for field in parts}, _name(parts)
-      if name in self._names and _ASYNC_START in kinds:
+      if name in self.names and _ASYNC_START in kinds:
         pair = functools.partial(_in_list, functools.partial(self._with_pair, name))
         found.append(wire.written(wire.changed(parts, _OF_ASYNC, pair)))
-      elif name in self._names and _ASYNC_DONE not in kinds:
+      elif name in self.names and _ASYNC_DONE not in kinds:
         found += self._with_pair(name, [thunk])
-      elif self._ends and (kind := next((_KINDS[each] for each in kinds if each in _KINDS), "")):
+      elif self.ends and (kind := next((_KINDS[each] for each in kinds if each in _KINDS), "")):
         found += self._with_pair(unnamed(kind), [thunk])
       else:
         found.append(self._inside(parts))
@@ -135,7 +135,7 @@ class _Lists(Tags):
     self._id += 1
     said = [field for field in wire.read(wire.first(wire.read(beside), _INFO))
             if field.number not in (_NAME, _ID)]
-    mark = wire.message(2, wire.message(1, wire.whole(5, self._program << 32 | tag)))
+    mark = wire.message(2, wire.message(1, wire.whole(5, self.program << 32 | tag)))
     call = [wire.text(1, MARK), wire.whole(5, _TYPED_FFI),
             wire.message(6, wire.message(1, wire.text(1, "mark"), mark)), wire.text(8, b"")]
     return wire.written([

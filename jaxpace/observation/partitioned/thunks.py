@@ -24,6 +24,7 @@ xla/service/hlo.proto), the same in jaxlib 0.10 to 0.12.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, LAST_TAG, START_TAG
@@ -63,7 +64,7 @@ class Tags:
 
   def __init__(self, program: int, names: Container[str], first_tag: int, ends: bool):
     """See `timestamped`."""
-    self._program, self._names, self._next, self._ends = program, names, first_tag, ends
+    self.program, self.names, self.ends, self._next = program, names, ends, first_tag
     self.enter_tags: dict[str, list[int]] = {}
 
   def take(self, name: str) -> int:
@@ -99,65 +100,62 @@ def timestamped(data: bytes, program: int, names: Container[str] = (), first_tag
     length, begin = wire.varint(data, 0)
     header, outer = data[:begin + length], wire.read(data[begin + length:])
     executable = wire.read(wire.first(outer, _EXECUTABLE))
-    lists = _Lists(program, names, first_tag, ends)
-    memory, lists.token = _with_token(wire.first(executable, _BUFFERS))
-    sequence = lists.whole(wire.first(executable, _SEQUENCE))
+    tags = Tags(program, names, first_tag, ends)
+    memory, token = _with_token(wire.first(executable, _BUFFERS))
+    sequence = _whole(tags, token, wire.first(executable, _SEQUENCE))
   except wire.WireError as error:
     raise TimestampError(f"the compiler's program can't be read: {error}") from error
   executable = wire.changed(executable, [_BUFFERS], lambda _: memory)
   executable = wire.changed(executable, [_SEQUENCE], lambda _: sequence)
   outer = wire.changed(outer, [_EXECUTABLE], lambda _: wire.written(executable))
-  return header + wire.written(outer), lists.enter_tags
+  return header + wire.written(outer), tags.enter_tags
 
 
-class _Lists(Tags):
-  """Puts timestamps into lists of thunks."""
+def _whole(tags: Tags, token: bytes, sequence: bytes) -> bytes:
+  """The program's list with timestamps; `token` is what keeps collectives in order, as an
+  operand."""
+  thunks = wire.every(wire.read(sequence), _THUNKS)
+  if not thunks:
+    raise TimestampError("it runs nothing")
+  sequence = _around(tags, token, sequence)
+  if not tags.ends:
+    return sequence
+  info = wire.first(wire.read(thunks[0]), _INFO)
+  start, end = (_mark(info, tags.program, tag, [], [token]) for tag in (START_TAG, END_TAG))
+  return _list([start, _call(info, sequence), end])
 
-  token = b""
-  """What keeps collectives in order, as an operand."""
 
-  def whole(self, sequence: bytes) -> bytes:
-    """The program's list with timestamps."""
-    thunks = wire.every(wire.read(sequence), _THUNKS)
-    if not thunks:
-      raise TimestampError("it runs nothing")
-    sequence = self._around(sequence)
-    if not self._ends:
-      return sequence
-    info = wire.first(wire.read(thunks[0]), _INFO)
-    start, end = (_mark(info, self._program, tag, [], [self.token])
-                  for tag in (START_TAG, END_TAG))
-    return _list([start, _call(info, sequence), end])
+def _around(tags: Tags, token: bytes, sequence: bytes) -> bytes:
+  """Timestamps around each collective of a list, and of the lists in it."""
+  fields = wire.read(sequence)
+  users = wire.every(fields, _USERS)
+  thunks = []
+  for place, thunk in enumerate(wire.every(fields, _THUNKS)):
+    parts = wire.read(thunk)
+    if wire.every(parts, _COLLECTIVE):
+      own = [_of_second(each, place) for each in users]
+      thunks.append(_timed(tags, token, thunk, parts, own))
+    else:
+      for path in _LISTS:
+        parts = wire.changed(parts, path, functools.partial(_around, tags, token))
+      thunks.append(wire.written(parts))
+  return _list(thunks, users)
 
-  def _around(self, sequence: bytes) -> bytes:
-    """Timestamps around each collective of a list, and of the lists in it."""
-    fields = wire.read(sequence)
-    users = wire.every(fields, _USERS)
-    thunks = []
-    for place, thunk in enumerate(wire.every(fields, _THUNKS)):
-      parts = wire.read(thunk)
-      thunks.append(self._timed(thunk, parts, [_of_second(each, place) for each in users])
-                    if wire.every(parts, _COLLECTIVE) else self._inside(parts))
-    return _list(thunks, users)
 
-  def _inside(self, parts: list[wire.Field]) -> bytes:
-    for path in _LISTS:
-      parts = wire.changed(parts, path, self._around)
-    return wire.written(parts)
-
-  def _timed(self, thunk: bytes, parts: list[wire.Field], users: Iterable[bytes]) -> bytes:
-    """A call of a collective between its timestamps."""
-    info = wire.first(parts, _INFO)
-    name = _name(info)
-    operands = wire.read(wire.first(wire.read(wire.first(parts, _COLLECTIVE)), _OPERANDS))
-    result = wire.every(operands, _DESTINATIONS)[:1]
-    before = [self.token, *result]
-    if not self._ends and name not in self._names:
-      return _call(info, _list([_mark(info, _NOBODY, 0, [], before), thunk], users))
-    tag = self.take(name)
-    enter = _mark(info, self._program, tag, [], before)
-    leave = _mark(info, self._program, tag + 1, result, [])
-    return _call(info, _list([enter, thunk, leave], users))
+def _timed(tags: Tags, token: bytes, thunk: bytes, parts: list[wire.Field], users: Iterable[bytes]
+           ) -> bytes:
+  """A call of a collective between its timestamps."""
+  info = wire.first(parts, _INFO)
+  name = _name(info)
+  operands = wire.read(wire.first(wire.read(wire.first(parts, _COLLECTIVE)), _OPERANDS))
+  result = wire.every(operands, _DESTINATIONS)[:1]
+  before = [token, *result]
+  if not tags.ends and name not in tags.names:
+    return _call(info, _list([_mark(info, _NOBODY, 0, [], before), thunk], users))
+  tag = tags.take(name)
+  enter = _mark(info, tags.program, tag, [], before)
+  leave = _mark(info, tags.program, tag + 1, result, [])
+  return _call(info, _list([enter, thunk, leave], users))
 
 
 def _mark(info: bytes, program: int, tag: int, read: Iterable[bytes], written: Iterable[bytes]
