@@ -121,9 +121,9 @@ class RingCopier:
     """Whether a later start of this process has put its own file there: this one hangs, say, and
     was given up."""
     header = ring_file.header(self.path) if self._file is not None else None
+    # The wall clock may have been set back since, and the other is each host's own.
     return (header is not None and header["process"] == self._header["process"]
-            and header["pid"] != self._header["pid"]
-            and bool(header["wall_ns"] > self._header["wall_ns"]))
+            and any(header[clock] > self._header[clock] for clock in ("wall_ns", "monotonic_ns")))
 
   def _make(self) -> None:
     """Makes the file with all of its space: a disk that is full says so now."""

@@ -99,9 +99,14 @@ def test_whatever_is_done_to_it_the_next_copy_has_all_that_the_ring_holds(copied
   assert not copied.path.is_symlink() and "made anew" in caplog.text
 
 
-def test_a_later_start_of_the_process_keeps_the_file(copied, tmp_path, monkeypatch):
+@pytest.mark.parametrize("pid, set_back", [(1, 0), (1, 3600), (None, 0)],
+                         ids=["", "the clock was set back", "in a container, each is number 1"])
+def test_a_later_start_of_the_process_keeps_the_file(copied, tmp_path, monkeypatch, pid, set_back):
   with monkeypatch.context() as patch:
-    patch.setattr(copier.os, "getpid", lambda: 1)
+    if pid:
+      patch.setattr(copier.os, "getpid", lambda: pid)
+    wall = copier.time.time_ns
+    patch.setattr(copier.time, "time_ns", lambda: wall() - set_back * 10 ** 9)
     later = copier.RingCopier(tmp_path, RunIdentity("r", 4, 0))
   assert later.copy()
   mark(0, 10)
