@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import operator
 import os
 import pathlib
 from typing import Annotated, Any, Literal, TypedDict
@@ -159,25 +160,28 @@ class EventFile:
 
 
 def read_events(directory: str | os.PathLike[str], run: str | None = None) -> list[dict[str, Any]]:
-  """Reads what all watchdogs of a run, or of any, have found, in the order of their hosts' wall
-  clocks: dicts with "event" ("late" or "resumed"), "when_unix_ns", "process" and what `Late` holds,
-  or the "seconds" that it took. Lines that can't be read are left out, and so are values that are
-  not what a watchdog writes. Of very many the newest count."""
-  found = []
+  """Reads what all watchdogs of a run, or of any, have found, each one's in its order, and among
+  them by their hosts' wall clocks, which may be set back: dicts with "event" ("late" or
+  "resumed"), "when_unix_ns", "process" and what `Late` holds, or the "seconds" that it took. Lines
+  that can't be read are left out, and so are values that are not what a watchdog writes. Of very
+  many the newest count."""
+  found: list[tuple[int, dict[str, Any]]] = []
   folder = pathlib.Path(directory) / FOLDER
   for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
     try:
       lines = read_end(path, _LARGEST).splitlines()
     except (OSError, UnreadableError):
       continue
+    latest = 0
     for line in lines[-_MOST:]:
       try:
         event, _ = check(parse(line), _EventLine)
       except UnreadableError:
         continue
       if event.get("when_unix_ns") is not None and run in (None, event.get("run")):
-        found.append(event)
-  return sorted(found, key=lambda event: event["when_unix_ns"])[-_MOST:]
+        latest = max(latest, event["when_unix_ns"])
+        found.append((latest, event))
+  return [event for _, event in sorted(found, key=operator.itemgetter(0))[-_MOST:]]
 
 
 def where(phase: str) -> str:

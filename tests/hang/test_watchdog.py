@@ -99,11 +99,21 @@ def test_a_directory_that_cant_be_written_is_one_warning(tmp_path, caplog):
 def test_torn_and_foreign_lines_are_left_out(tmp_path):
   (tmp_path / "watchdog").mkdir()
   lines = [json.dumps({"event": "late", "run": "a", "when_unix_ns": 2}), "{torn", "[]",
-           json.dumps({"event": "x"}), json.dumps({"event": "late", "run": "b", "when_unix_ns": 1})]
+           json.dumps({"event": "x"})]
   (tmp_path / "watchdog" / "0.jsonl").write_text("\n".join(lines))
+  EventFile(tmp_path, 1, "b").write("late", 1, {})
   assert [e["run"] for e in read_events(tmp_path)] == ["b", "a"]
   assert [e["run"] for e in read_events(tmp_path, "a")] == ["a"]
   assert read_events(tmp_path / "none") == []
+
+
+def test_events_of_a_process_keep_their_order_where_its_clock_is_set_back(tmp_path):
+  first, other = EventFile(tmp_path, 0, "r"), EventFile(tmp_path, 1, "r")
+  first.write("late", 100, {"step": 1})
+  first.write("resumed", 40, {"seconds": 7.0})
+  other.write("late", 90, {"step": 2})
+  assert [(e["event"], e["when_unix_ns"]) for e in read_events(tmp_path)] == [
+      ("late", 90), ("late", 100), ("resumed", 40)]
 
 
 @pytest.mark.long
