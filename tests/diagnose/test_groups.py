@@ -11,7 +11,6 @@ from jaxpace.diagnose.follower import Follower
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.notes import Note
 from tests.diagnose.synthetic import report
-from tests.lib.said import numbers
 from tests.synthetic.synthetic_groups import timestamps, write_timestamps
 
 STEPS = 240
@@ -138,28 +137,6 @@ def test_transfers_of_which_nobody_knows_whose_they_are_blame_no_ranks_by_turns(
   assert not document["findings"]
   assert document["verdict_code"] == Verdict.UNTOLD
   assert document["collectives"][0]["kind"] == "point_to_point"
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_ranks_without_rows_are_not_cleared(tmp_path, whole):
-  """The late rank's disk was full: the others' waiting for it looks like transfer."""
-  busy = np.tile(noisy([[10e-3, 10e-3, 10e-3, 14e-3]]), 4)
-  enter, leave = timestamps(busy, [2e-3])
-  write_timestamps(tmp_path / "all", enter, leave, run="all")
-  write_timestamps(tmp_path / "run", enter, leave, left_out=(3,))
-  if not whole:
-    write_timestamps(tmp_path / "other", enter[:, :, :80], leave[:, :, :80])
-    for table in ("steps", "collectives"):
-      for part in (tmp_path / "other" / table).glob("*-p00003.*"):
-        part.rename(tmp_path / "run" / table / part.name)
-  document = report(tmp_path / "run")
-  assert document["not_judged"] == [3]
-  assert document["verdict_code"] == Verdict.UNSEEN_RANKS
-  target = tmp_path / "compared.json"
-  assert main(["compare", str(tmp_path / "all"), str(tmp_path / "run"), "--json", str(target)]) == 0
-  compared = json.loads(target.read_text())
-  assert not compared["findings"]["gone"] and numbers(compared["verdict"])[-1] == 3
-  assert compared["findings"]["untold_codes"] == [Note.RANKS_UNSEEN]
 
 
 def test_the_timeline_does_not_let_a_group_wait_for_another_one(tmp_path, capsys):

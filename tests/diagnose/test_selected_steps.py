@@ -151,11 +151,14 @@ def test_a_rank_that_is_late_while_its_rows_are_missing_is_not_cleared(tmp_path,
   assert found.shares["contention"] < 1e-3
 
 
-def test_compare_calls_nothing_gone_that_it_cannot_see(tmp_path):
+@pytest.mark.parametrize("gone", [(250, 400), (80, 400), None])
+def test_compare_calls_nothing_gone_that_it_cannot_see(tmp_path, gone):
   before = diagnose(written(tmp_path / "a", (0, 400), (0, 0)))
-  after = diagnose(written(tmp_path / "b", (0, 400), (250, 400)))
+  after = diagnose(written(tmp_path / "b", (0, 400), gone))
   found = compare(before, after)
-  assert not found.gone
+  assert not found.gone and (gone == (250, 400) or after.unseen == (LATE,))
+  assert gone == (250, 400) or (numbers(found.verdict)[-1] == LATE
+                                and codes(found.inconclusive) == [Note.RANKS_UNSEEN])
 
 
 @pytest.mark.parametrize("late, gone, code, named", [

@@ -21,6 +21,7 @@ from jaxpace.hang.read_rings import of_ring, read_flight
 from jaxpace.observation.clocks import host_ring as execution
 from jaxpace.runs import ring_file
 from tests.hang.machine import Machine, collective, program
+from tests.lib.said import numbers
 
 GONE = 2**22 + 1
 """No process has this number: it is beyond what Linux gives."""
@@ -136,6 +137,7 @@ def test_a_process_without_a_ring_leaves_its_rank_unknown(job, watched):
   assert "1 process (3) left no ring here" in flight.left_out[0]
   cause, = describe(flight)
   assert (cause.cause.kind, cause.cause.ranks) == ("unknown", (3,))
+  assert not cause.cause.waits[0].absent and 3 in numbers(cause.sentences[0])
 
 
 @pytest.mark.parametrize("change, said", [

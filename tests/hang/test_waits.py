@@ -108,14 +108,6 @@ def test_ranks_that_enter_different_collectives_wait_in_a_circle():
   assert "all-reduce.0" in said and "all-reduce.1" in said and {2, 3} <= {*numbers(said)}
 
 
-def test_a_rank_without_a_ring_is_unknown_and_blamed_for_nothing():
-  of = program([collective(0, [(0, 1, 2, 3)])], 4)
-  machine = Machine(of, 4, 1, stop={2: (0, 0)})
-  cause, = found(machine, ranks=[0, 1, 3])
-  assert (cause.kind, cause.ranks, cause.waits[0].absent) == ("unknown", (2,), ())
-  assert 2 in numbers(describe(flight_of(machine, ranks=[0, 1, 3]))[0].sentences[0])
-
-
 def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said():
   of = program([collective(0, [(0, 1), (2, 3)], name="all-gather.7", kind="all-gather",
                            loops=(LOOP,), axes=("fsdp",)),

@@ -11,12 +11,11 @@ import pytest
 import jaxpace
 from jaxpace.cli.main import main
 from jaxpace.live import speeds
-from jaxpace.live.busy_times import BusyTimes
 from jaxpace.runs.reader import read_run
 from jaxpace.simulation.shared_work import play
 from tests.instrumentation.running import P, mesh_of
 from tests.live.test_shares import RANKS, TOTAL, loss_fn
-from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job, turning
+from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job, ring_shows, turning
 from tests.quick import long
 
 SPEEDS = np.array([1e-3, 1e-3, 3e-3, 1e-3])
@@ -30,13 +29,7 @@ def timed(monkeypatch):
   fourth step."""
   def begin(balancer):
     job = Job(balancer=balancer)
-
-    def of(times, calls):
-      busy = np.array([[SPEEDS[r] * job.ran[call][r] if call is not None else np.nan
-                        for call in calls] for r in range(RANKS)], np.float32)
-      return np.stack([busy, np.broadcast_to(busy.max(axis=0), busy.shape)], axis=1)
-
-    monkeypatch.setattr(BusyTimes, "of", of)
+    ring_shows(monkeypatch, job, SPEEDS)
     monkeypatch.setattr(speeds, "_PATIENT", 1000)
     return job
   return begin

@@ -67,6 +67,17 @@ class Job:
       self.seen += np.asarray(seen)
 
 
+def ring_shows(monkeypatch, job, seconds):
+  """Has the ring show how long ranks are busy with micro-batches of so many seconds, to the last
+  digit."""
+  def of(times, calls):
+    busy = np.array([[seconds[r] * job.ran[call][r] if call is not None else np.nan
+                      for call in calls] for r in range(RANKS)], np.float32)
+    return np.stack([busy, np.broadcast_to(busy.max(axis=0), busy.shape)], axis=1)
+
+  monkeypatch.setattr(BusyTimes, "of", of)
+
+
 def test_each_example_once_an_epoch_across_changes_and_a_restart():
   job = Job()
   job.run(18)
@@ -331,19 +342,12 @@ def test_ten_thousand_changes_leave_no_more_names_than_counts(monkeypatch):
 
 
 def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
-  """What the ring would show of ranks of these speeds, to the last digit."""
-  seconds = np.array([1e-3, 3e-3, 1e-3, 1e-3])
-
-  def of(times, calls):
-    busy = np.array([[seconds[r] * job.ran[call][r] if call is not None else np.nan
-                      for call in calls] for r in range(RANKS)], np.float32)
-    return np.stack([busy, np.broadcast_to(busy.max(axis=0), busy.shape)], axis=1)
-
-  monkeypatch.setattr(BusyTimes, "of", of)
   job = Job(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+  ring_shows(monkeypatch, job, [1e-3, 3e-3, 1e-3, 1e-3])
   job.run(60)
   assert job.ran[-1] == [3, 1, 2, 2]
-  kept, seconds = job.feed.state(), np.array([1e-3, 1e-3, 1e-3, 3e-3])
+  kept = job.feed.state()
+  ring_shows(monkeypatch, job, [1e-3, 1e-3, 1e-3, 3e-3])
   job.feed = job.fed(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
   job.feed.restore(kept)
   job.run(90)

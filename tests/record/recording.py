@@ -27,6 +27,11 @@ def run_file(directory: pathlib.Path) -> dict:
   return json.loads((directory / "run.json").read_text())
 
 
+def parts(row: dict) -> list[int]:
+  """ns of each part of a step that is known, 0 of the others."""
+  return [row[f"{name}_ns"] or 0 for name in ("forward", "backward", "compute", "sync", "update")]
+
+
 def write_often(monkeypatch: pytest.MonkeyPatch) -> None:
   """Rows go to disk many times a second, so that no test waits for seconds."""
   monkeypatch.setattr(writer, "_FLUSH_SECONDS", 0.05)

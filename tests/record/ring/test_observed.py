@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.runs.reader import read_run
-from tests.record.recording import process_file, table
+from tests.record.recording import parts, process_file, table
 
 LAYERS, WIDTH = 4, 16
 
@@ -59,11 +59,9 @@ def check(directory, steps):
   for row in table(directory, "collectives"):
     waits.setdefault((row["rank"], row["step"]), []).append(row)
   for (rank, step), row in rows.items():
-    parts = sum(row[f"{name}_ns"] or 0
-                for name in ("forward", "backward", "compute", "sync", "update"))
     assert row["start_ns"] <= row["last_exit_ns"] <= row["end_ns"]
     if step:
-      assert row["gap_ns"] + parts == row["end_ns"] - rows[rank, step - 1]["end_ns"]
+      assert row["gap_ns"] + sum(parts(row)) == row["end_ns"] - rows[rank, step - 1]["end_ns"]
     own = waits[rank, step]
     assert all(row["start_ns"] <= each["enter_ns"] <= each["exit_ns"] <= row["last_exit_ns"]
                for each in own)

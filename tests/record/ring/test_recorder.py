@@ -28,7 +28,7 @@ from jaxpace.runs.reader import read_run
 from jaxpace.runs.ring_file import read_plan
 from tests.multiprocess.jobs import ROOT, clean_environment
 from tests.patience import awaited, patiently
-from tests.record.recording import one_warning, process_file, run_file, table
+from tests.record.recording import one_warning, parts, process_file, run_file, table
 from tests.record.ring.handmade import Handmade, delays
 from tests.record.ring.test_copier import DAMAGES
 
@@ -47,9 +47,7 @@ def test_a_delay_comes_back_in_its_step_layer_and_rank(tmp_path, observed):
           == [(r, s) for r in range(4) for s in range(12)])
   assert {row["step"]: row["host_loss"] for row in rows} == {k: float(k) for k in range(12)}
   for row in rows:
-    parts = [row[f"{name}_ns"] or 0
-             for name in ("forward", "backward", "compute", "sync", "update")]
-    assert sum(parts) == row["end_ns"] - row["start_ns"]
+    assert sum(parts(row)) == row["end_ns"] - row["start_ns"]
     assert row["backward_ns"] is row["update_ns"] is row["delay_ns"] is None
     assert (row["gap_ns"] is None) == (row["step"] == 0)
   waits = table(tmp_path, "collectives")

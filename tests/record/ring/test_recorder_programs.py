@@ -10,7 +10,7 @@ from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.intake import Intake
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.runs.rundir import RunIdentity
-from tests.record.recording import process_file, run_file, table
+from tests.record.recording import parts, process_file, run_file, table
 from tests.record.ring.handmade import Handmade
 
 
@@ -57,13 +57,11 @@ def test_steps_of_several_programs_and_programs_that_run_now_and_then(tmp_path):
     own.sort(key=lambda row: row["enter_ns"])
     assert [row["collective"] for row in own] == list(range(11))
   for row in rows:
-    parts = sum(row[f"{name}_ns"] or 0
-                for name in ("forward", "backward", "compute", "sync", "update"))
-    assert parts <= row["end_ns"] - row["start_ns"]
+    assert sum(parts(row)) <= row["end_ns"] - row["start_ns"]
     before = next((each for each in rows
                    if (each["rank"], each["step"]) == (row["rank"], row["step"] - 1)), None)
     if before is not None:  # nothing of the time is left out, nothing counts twice
-      assert row["gap_ns"] + parts == row["end_ns"] - before["end_ns"]
+      assert row["gap_ns"] + sum(parts(row)) == row["end_ns"] - before["end_ns"]
 
 
 def test_a_program_that_runs_without_marks_leaves_no_rows_and_its_reason(tmp_path):
