@@ -31,6 +31,8 @@ _UPDATE = re.compile(r"update|apply|optim|adam|sgd", re.IGNORECASE)
 """Names of programs that end a step of several executions of the main one: after so many gradients.
 One that computes gradients does, too, such as a generator's after so many of its discriminator's.
 Any other that runs once in so many may as well be an evaluation."""
+_COPY = re.compile(r"target|teacher|polyak|averag|(?:^|_)ema(?:_|$)", re.IGNORECASE)
+"""Unless it updates a copy of the parameters that steps update, every so many of them."""
 _PART = 0.05
 """A program that takes less than this fraction of the main one's time, each time, is no part of the
 step unless it ends it: small programs cut arguments up and average losses."""
@@ -166,10 +168,10 @@ def is_beside(name: str) -> bool:
 def is_update(name: str) -> bool:
   """Whether a program's name says that it ends a step, after so many executions of the main one.
 
-  >>> is_update("apply_gradients"), is_update("train_step")
-  (True, False)
+  >>> [is_update(name) for name in ("apply_gradients", "train_step", "update_target")]
+  [True, False, False]
   """
-  return _UPDATE.search(name) is not None
+  return _UPDATE.search(name) is not None and _COPY.search(name) is None
 
 
 def is_jax(name: str) -> bool:

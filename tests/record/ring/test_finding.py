@@ -38,6 +38,11 @@ def found(order, seconds, match=""):
      (("norm",), "norm", False)),
     # averaging a loss is no part of the step
     (["train", "mean"] * 5, {"train": 9.0, "mean": 0.1}, (("train",), "train", False)),
+    # nor is a copy of the parameters, now and then
+    ((["learn"] * 50 + ["update_target"]) * 4, {"learn": 9.0, "update_target": 0.1},
+     (("learn",), "learn", False)),
+    ((["learn"] * 5 + ["ema_update"]) * 4, {"learn": 9.0, "ema_update": 3.0},
+     (("learn",), "learn", False)),
     # what is rarer than accumulation is beside the step, however regular
     ((["train"] * 50 + ["valuation"]) * 4, {"train": 9.0, "valuation": 3.0},
      (("train",), "train", False)),
