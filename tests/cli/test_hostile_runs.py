@@ -317,7 +317,7 @@ def test_a_gap_in_the_rank_numbers_is_no_rank(run, tmp_path, capsys):
   for name in ("run.json", "process/0.json", "process/1.json"):
     (run / name).unlink()
   out = reported(capsys, run, "--json", tmp_path / "out.json")
-  assert "4 ranks" in out
+  assert "4 ranks" in out and "Look at rank 2:" in out
   assert "recorded nothing" not in out
   found = json.loads((tmp_path / "out.json").read_text())
   assert (found["ranks"], found["not_judged"]) == (4, [])

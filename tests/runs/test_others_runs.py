@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpace.cli.main import main
-from tests.runs.written import JOB, both, parts, replace, rewrite
+from tests.runs.written import JOB, parts, replace, rewrite
 from tests.synthetic import synthetic_runs
 
 
@@ -53,16 +53,6 @@ def test_a_missing_column_is_named(run, capsys):
   said = refusal(run, capsys)
   assert "it has no column 'exit_ns'" in said
   assert "torn" not in said
-
-
-def test_a_gap_in_the_numbers_is_no_row_of_the_table(run, capsys):
-  (run / "run.json").unlink()
-  shutil.rmtree(run / "process")
-  replace(both(run), "rank", lambda rank: np.array([0, 1, 5, 9], np.int32)[rank])
-  assert main(["report", str(run)]) == 0
-  said = capsys.readouterr().out
-  assert "4 ranks" in said and "Look at rank 9" in said
-  assert "nothing recorded" not in said
 
 
 @pytest.mark.parametrize("column", ["tcp_busy_ns", "gpu_clock_mhz", "tcp_rtt_ns"])
