@@ -69,11 +69,6 @@ class Frame(NamedTuple):
   # Name of the Python function that the line is in; "" where it isn't said.
   function: str = ""
 
-  @property
-  def own_name(self) -> str:
-    """The function's name without those of what it is defined in."""
-    return self.function.rsplit(".", 1)[-1]
-
 
 class Program:
   """A compiled program."""
@@ -163,37 +158,24 @@ def found_in(program: Program, partitions: int) -> list[Collective]:
           if (kind := placed.opcode.removesuffix("-start")) in KINDS]
 
 
-def function_of(program: Program, name: str, caller: tuple[str, int]
-                ) -> tuple[str, tuple[str, str]]:
-  """Which Python function was compiled, of those that its collectives come from.
-
-  Args:
-    program: to look in.
-    name: what JAX calls it. Where that says nothing, it goes by the outermost function within the
-      call that has a name of its own.
-    caller: file and line of the call for which it was compiled.
+def function_of(program: Program, caller: tuple[str, int]) -> str:
+  """Name of the Python function that was compiled: the outermost one within the call, of those that
+  its collectives come from and that have a name of their own.
 
   Returns:
-    Its name; and what tells it from other functions of that name, beside its line, for people. Both
-    are "" where no collective comes from within it, as when another one had traced it before.
+    The name; "" where no collective comes from within the call, as when the function was traced by
+    another one before.
   """
-  every = [program.frames(placed.instruction) for placed in program.run()
-           if placed.opcode.removesuffix("-start") in KINDS]
-  if is_nameless(name):
-    every = [frames[:places.index(caller)] for frames in every
-             if caller in (places := [frame[:2] for frame in frames])]
-    name = next((frame.own_name for frames in every for frame in reversed(frames)
-                 if not is_nameless(frame.own_name)), name)
-    outermost = [frames[-1] for frames in every if frames]
-  else:
-    named = ([frame for frame in frames if frame.own_name == name] for frames in every)
-    outermost = [frames[-1] for frames in named if frames]
-  if not outermost:
-    return name, ("", "")
-  # Shapes of one function may differ in which of its lines runs first.
-  first = min(outermost, key=lambda frame: frame.line)
-  which = f"{first.file} {first.function}" + f":{first.line}" * is_nameless(first.own_name)
-  return name, (which, source_line([first]) or "")
+  for placed in program.run():
+    if placed.opcode.removesuffix("-start") in KINDS:
+      frames = program.frames(placed.instruction)
+      places = [frame[:2] for frame in frames]
+      own = frames[:places.index(caller)] if caller in places else []
+      for frame in reversed(own):
+        name = frame.function.rsplit(".", 1)[-1]
+        if not is_nameless(name):
+          return name
+  return ""
 
 
 def is_nameless(name: str) -> bool:

@@ -16,6 +16,7 @@ import inspect
 import os
 import sys
 import threading
+import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -161,6 +162,22 @@ def caller() -> tuple[str, int]:
   while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in MACHINERY:
     frame = frame.f_back
   return frame.f_code.co_filename, frame.f_lineno
+
+
+def compiled_code() -> types.CodeType | None:
+  """Code of the function that the user had compiled by calling it; None where that isn't known, as
+  of one that was lowered before."""
+  frame = sys._getframe(1)
+  while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in MACHINERY:
+    function = frame.f_locals.get("fun") if frame.f_code.co_name == "cache_miss" else None
+    if function is not None:
+      function = inspect.unwrap(function)
+      while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+      code = getattr(getattr(function, "__func__", function), "__code__", None)
+      return code if isinstance(code, types.CodeType) else None
+    frame = frame.f_back
+  return None
 
 
 def function_name(module: str) -> str:

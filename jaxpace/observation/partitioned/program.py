@@ -18,7 +18,7 @@ from jaxpace.core.ring_layout import FIRST_TAG, slot_tags
 from jaxpace.observation import phases
 from jaxpace.observation.clocks.native.library import NOTE
 from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, thunks, wire
-from jaxpace.observation.partitioned.compiling import Request, caller, program_of
+from jaxpace.observation.partitioned.compiling import Request, caller, compiled_code, program_of
 from jaxpace.observation.partitioned.wire import TimestampError
 
 _GRADIENT = b"transpose(jvp("
@@ -54,7 +54,8 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   found = collectives.found_in(program, request.partitions)
   if not found:
     return None
-  name, origin = collectives.function_of(program, name, caller())
+  if collectives.is_nameless(name):
+    name = collectives.function_of(program, caller()) or name
   own = number()
   marked, tagged = _marked(request, program, own, found)
   executable = request.load(marked)
@@ -63,13 +64,22 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   axes, devices = _mesh_of(request.module)
   rank_of = [ranks[device] for device in request.devices]
   return executable, ObservedProgram(
-      number=own, name=name, origin=origin, ranks=tuple(rank_of), mesh_axes=dict(axes),
+      number=own, name=name, origin=_origin(), ranks=tuple(rank_of), mesh_axes=dict(axes),
       collectives=_described(tagged, axes, devices, rank_of),
       clock="host" if _kind(request) is thunks else "stream", differentiated=_GRADIENT in data,
       paced=int(noted[1]) if noted else None, bare_compile_s=compiled - began,
       stamped_compile_s=loaded - compiled,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
                       for one in tagged if one.enter_tag < 0))
+
+
+def _origin() -> tuple[str, str]:
+  """What tells the function that is compiled from others of its name, and its line, for people."""
+  code = compiled_code()
+  if code is None:
+    return "", ""
+  line = collectives.source_line([collectives.Frame(code.co_filename, code.co_firstlineno)]) or ""
+  return f"{line} {code.co_qualname} {hash(code)}", line
 
 
 def _kind(request: Request) -> types.ModuleType:
