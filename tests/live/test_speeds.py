@@ -1,7 +1,6 @@
 """Counts of an observed step: what ranks are busy with is read in the ring, and all change at one
 step."""
 
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -46,8 +45,7 @@ class Job:
     self.mesh = mesh_of(data=RANKS)
 
     def train(w, batch, counts):
-      (_, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True,
-                                            mesh=self.mesh)
+      (_, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True, mesh=self.mesh)
       return w - grads, seen
 
     self.step, self.w = jaxpace.observe(jax.jit(train)), jnp.float32(0)
@@ -390,9 +388,8 @@ def test_a_recording_has_the_counts_of_each_step(tmp_path, named):
   with pytest.raises(RunError, match="was shared by speed when it was recorded"):
     replay_balancer(read_run(tmp_path), jaxpace.share_by_speed(TOTAL, CAPACITY), np.arange(RANKS),
                     np.ones(20, bool))
-  even = read_run(tmp_path, window=(None, 16))
-  assert replay_balancer(even, jaxpace.share_by_speed(TOTAL, CAPACITY), np.arange(RANKS),
-                         even.inside)
+  run = read_run(tmp_path, window=(None, 16))
+  assert replay_balancer(run, jaxpace.share_by_speed(TOTAL, CAPACITY), np.arange(RANKS), run.inside)
 
 
 def test_a_step_that_is_not_observed_is_refused():
