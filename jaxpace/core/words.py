@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Self, TextIO
 
 
@@ -40,6 +40,15 @@ def list_ranks(ranks: Iterable[int], most: int = 12) -> str:
   if len(words) <= most:
     return ", ".join(words)
   return ", ".join(words[:most]) + f" and {sum(len(r) for r in runs[most:])} more"
+
+
+def some_ranks(ranks: Collection[int]) -> str:
+  """Names ranks in a sentence.
+
+  >>> some_ranks([3]), some_ranks([3, 5])
+  ('rank 3', 'ranks 3, 5')
+  """
+  return f"rank{'s' if len(ranks) > 1 else ''} {list_ranks(ranks)}"
 
 
 def duration(seconds: float) -> str:

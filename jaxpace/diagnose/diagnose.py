@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.core.words import some_ranks
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.findings import few_pauses, find, hold_back, unnamed_waiting
@@ -39,7 +40,7 @@ from jaxpace.diagnose.verdict import mended, verdict_on
 from jaxpace.diagnose.waiting_places import overlap, shares_by_collective, where_waits_are
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
-from jaxpace.diagnose.words.names import percent, some_ranks
+from jaxpace.diagnose.words.names import percent
 from jaxpace.diagnose.worth import WhatIfRequest, Worth, saves_nothing, worth
 from jaxpace.runs.run import Run
 

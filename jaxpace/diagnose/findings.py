@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpace.core.words import Sentence, duration
+from jaxpace.core.words import Sentence, duration, some_ranks
 from jaxpace.diagnose import tcp
 from jaxpace.diagnose.episodes import change_points
 from jaxpace.diagnose.lateness import attributed_wait, rank_change
@@ -32,7 +32,7 @@ from jaxpace.diagnose.stopped import stopped_in
 from jaxpace.diagnose.what_if import has_gaps
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence, advise
-from jaxpace.diagnose.words.names import joined, milliseconds, name_process, named, some_ranks
+from jaxpace.diagnose.words.names import joined, milliseconds, name_process, named
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.host import parse_list
 from jaxpace.runs.run import MISSING, PAUSES, Run

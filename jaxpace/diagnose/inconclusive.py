@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxpace.core.words import Sentence, list_ranks, plural
+from jaxpace.core.words import Sentence, list_ranks, plural, some_ranks
 from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, counted
 from jaxpace.diagnose.totals import RunTotals, Totals
 from jaxpace.diagnose.words.codes import Verdict
-from jaxpace.diagnose.words.names import hosts_of, milliseconds, named, some_ranks
+from jaxpace.diagnose.words.names import hosts_of, milliseconds, named
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import Process, Run
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.words import Sentence, duration, list_ranks, plural
+from jaxpace.core.words import Sentence, duration, list_ranks, plural, some_ranks
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.diagnosis import Diagnosis
@@ -20,14 +20,7 @@ from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Verdict
-from jaxpace.diagnose.words.names import (
-  NAMED,
-  joined,
-  milliseconds,
-  name_rank,
-  percent,
-  some_ranks,
-)
+from jaxpace.diagnose.words.names import NAMED, joined, milliseconds, name_rank, percent
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hang.alarms import where
 from jaxpace.runs.groups import groups

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.words import list_ranks
+from jaxpace.core.words import list_ranks, some_ranks
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, shares_in, shares_of
@@ -29,7 +29,7 @@ from jaxpace.diagnose.selected_steps import (
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import PARTS, typical
 from jaxpace.diagnose.words.codes import Verdict
-from jaxpace.diagnose.words.names import ranks_by_host, some_ranks
+from jaxpace.diagnose.words.names import ranks_by_host
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
 from jaxpace.hosts.locality.outline import outlines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.core.words import Sentence, plural
+from jaxpace.core.words import Sentence, plural, some_ranks
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
@@ -14,7 +14,7 @@ from jaxpace.diagnose.modes.inputs import FewPauses, Finding
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Verdict
-from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, named, percent, some_ranks
+from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, named, percent
 
 
 def verdict_on(facts: Diagnosis) -> Sentence:

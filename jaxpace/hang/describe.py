@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxpace.core.words import Sentence, duration, list_ranks, plural
+from jaxpace.core.words import Sentence, duration, plural, some_ranks
 from jaxpace.hang import waits
 from jaxpace.hang.positions import NewestExecution, Position, ProgramsByKey
 from jaxpace.hang.waits import Cause, GroupRun, Wait
@@ -94,31 +94,31 @@ def _sentence(flight: Flight, cause: Cause) -> str:
   for_long = "" if long is None else f" for {duration(long)}"
   what = meeting(flight.programs, wait.meeting)
   call = f"Call {wait.meeting.number} of {flight.programs.by_key[wait.meeting.program].name}: "
-  waiting = _ranks(wait.waiting)
+  waiting = some_ranks(wait.waiting)
   more = (f" (and others in {plural(len(cause.waits) - 1, 'more collective')})"
           if len(cause.waits) > 1 else "")
   if cause.kind == "absent":
     missing = [rank for rank in cause.ranks if rank in wait.absent]
     seen = ("" if all(flight.positions[rank].state == "running" for rank in missing)
             else f", as far as {'its' if len(missing) == 1 else 'their'} last timestamps show")
-    return (f"{call}{waiting} {waited} in {what}{more} for {_ranks(missing)}, which "
+    return (f"{call}{waiting} {waited} in {what}{more} for {some_ranks(missing)}, which "
             f"{_has(missing)} not entered it{seen}.")
   if cause.kind == "order":
-    pieces = [f"{_ranks(one.waiting)} entered {meeting(flight.programs, one.meeting)} and "
-              f"{_waits(flight, one.waiting)} for {_ranks(one.absent)}"
+    pieces = [f"{some_ranks(one.waiting)} entered {meeting(flight.programs, one.meeting)} and "
+              f"{_waits(flight, one.waiting)} for {some_ranks(one.absent)}"
               for one in cause.waits[:_MOST_BEHIND]]
-    return (f"{call}{_ranks(cause.ranks)} {_waits(flight, cause.ranks, long)} for each other, "
+    return (f"{call}{some_ranks(cause.ranks)} {_waits(flight, cause.ranks, long)} for each other, "
             f"having entered different collectives: "
             f"{'; '.join(pieces)}. What they run differs, or the order in which they run it.")
   if cause.kind == "stuck":
-    left = (f"and {_ranks(wait.left)} left it; {waiting} "
+    left = (f"and {some_ranks(wait.left)} left it; {waiting} "
             f"{'is' if len(wait.waiting) == 1 else 'are'} still inside"
             if wait.left else "and none has left it")
-    return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what}, {left}{for_long}: "
+    return (f"{call}all of {some_ranks(wait.meeting.group)} have entered {what}, {left}{for_long}: "
             "the network between them, a device, or a process of theirs that has ended or stands "
             "still; or it takes this long.")
   return (f"{call}{waiting} {waited} in {what}{more}; no ring at hand shows "
-          f"whether {_ranks(cause.ranks)} {_has(cause.ranks)} entered it.")
+          f"whether {some_ranks(cause.ranks)} {_has(cause.ranks)} entered it.")
 
 
 def place(flight: Flight, rank: int, cause: Cause) -> Sentence:
@@ -145,7 +145,7 @@ def place(flight: Flight, rank: int, cause: Cause) -> Sentence:
   begun = f"{has} not begun the call"
   beside = _beside(flight, rank, wait.meeting)
   if beside:
-    return Sentence("device_behind", f"{begun}, which {_ranks(beside)} of the same process "
+    return Sentence("device_behind", f"{begun}, which {some_ranks(beside)} of the same process "
                     f"{_has(beside)} begun: its device has other work, or, on a CPU, no thread "
                     "(the devices of a process share threads, and calls that run ahead can take "
                     "all)")
@@ -215,7 +215,7 @@ def meeting(programs: ProgramsByKey, one: GroupRun) -> str:
   kind = "" if each.name.startswith(each.kind) else (
       f", {'an' if each.kind[:1] in 'aeiou' else 'a'} {each.kind}")
   return (f"{occurrence(programs, one.program, one.place, one.iteration)}{kind}{axes} among "
-          f"{_ranks(one.group)}")
+          f"{some_ranks(one.group)}")
 
 
 def occurrence(programs: ProgramsByKey, key: str, place: int, iteration: int) -> str:
@@ -228,7 +228,7 @@ def occurrence(programs: ProgramsByKey, key: str, place: int, iteration: int) ->
 
 
 def _behind(flight: Flight, cause: Cause) -> str:
-  pieces = [f"{_ranks(wait.waiting)} in {meeting(flight.programs, wait.meeting)}"
+  pieces = [f"{some_ranks(wait.waiting)} in {meeting(flight.programs, wait.meeting)}"
             for wait in cause.behind[:_MOST_BEHIND]]
   more = len(cause.behind) - _MOST_BEHIND
   return ("Ranks wait behind these: " + "; ".join(pieces)
@@ -267,10 +267,6 @@ def _place(flight: Flight, rank: int, said: Sentence) -> dict[str, Any]:
 def _rank(flight: Flight, rank: int) -> str:
   where = flight.positions[rank]
   return f"Rank {rank} (process {where.process}{' on ' + where.host if where.host else ''})"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-  return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list_ranks(ranks)}"
 
 
 def _waits(flight: Flight, ranks: Sequence[int], seconds: float | None = None) -> str:

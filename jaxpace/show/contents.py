@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.core.words import list_ranks, plural
+from jaxpace.core.words import plural, some_ranks
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.words.names import named
 
@@ -39,8 +39,7 @@ def facts(document: dict[str, Any]) -> list[str]:
 def whom(finding: dict[str, Any]) -> list[str]:
   """Whom a finding is about, since when, and what the hosts' columns show."""
   ranks = finding["ranks"]
-  found = [("ranks " if len(ranks) > 1 else "rank ") + list_ranks(ranks) if ranks
-           else "no rank in particular"]
+  found = [some_ranks(ranks) if ranks else "no rank in particular"]
   if finding["hosts"]:
     found.append("on " + named(finding["hosts"]))
   found.append(spell(finding["first_step"], finding["last_step"]))

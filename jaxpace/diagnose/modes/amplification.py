@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.core.words import Sentence, plural
+from jaxpace.core.words import Sentence, plural, some_ranks
 from jaxpace.diagnose.episodes import binomial_tail
 from jaxpace.diagnose.lateness import series_changes, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
@@ -13,7 +13,7 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.waiting_places import most_waited
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence, advise
-from jaxpace.diagnose.words.names import hosts_of, percent, ranks_by_host, some_ranks
+from jaxpace.diagnose.words.names import hosts_of, percent, ranks_by_host
 
 
 def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | None:

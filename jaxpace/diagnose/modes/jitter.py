@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from jaxpace.core.words import some_ranks
 from jaxpace.diagnose.episodes import binomial_tail, confidence
 from jaxpace.diagnose.limits import (
   CONFIDENCE,
@@ -24,7 +25,7 @@ from jaxpace.diagnose.phases import beyond_usual, on_purpose, paused
 from jaxpace.diagnose.selected_steps import mean_known, merged
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence, against_pauses
-from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent, some_ranks
+from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent
 
 
 def _beyond_usual(case: EvidenceInputs) -> tuple[np.ndarray, float, np.ndarray]:

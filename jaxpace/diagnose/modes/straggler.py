@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.words import Sentence, list_ranks
+from jaxpace.core.words import Sentence, list_ranks, some_ranks
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.lateness import WaitedFor, costliest_first, longer_gap, rank_change, spell
 from jaxpace.diagnose.limits import LEAST, MOST, NEARLY_ALL
@@ -31,7 +31,6 @@ from jaxpace.diagnose.words.names import (
   named,
   percent,
   ranks_by_host,
-  some_ranks,
 )
 from jaxpace.hosts.locality.job import WARNING, Concern, find_concerns
 from jaxpace.runs.run import Run

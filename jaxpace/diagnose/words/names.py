@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpace.core.words import list_ranks
 from jaxpace.runs.run import Run
 
 
@@ -41,11 +40,6 @@ def name_process(run: Run, process: int) -> str:
   """Names a process for people: "process 1 (host1)"."""
   hosts = hosts_of_processes(run, [process])
   return f"process {process}" + (f" ({hosts[0]})" if hosts else "")
-
-
-def some_ranks(ranks: Sequence[int] | np.ndarray) -> str:
-  """Names ranks in a sentence: "rank 3", "ranks 3 and 5"."""
-  return f"rank{'s' if len(ranks) > 1 else ''} {list_ranks(ranks)}"
 
 
 def milliseconds(seconds: float) -> str:
