@@ -235,26 +235,21 @@ def test_a_pattern_names_another_program(tmp_path):
   assert len(read_run(tmp_path / "run").steps) == len(range(0, STEPS, 5))
 
 
-def in_turn(directory, *loops):
-  """Runs programs in loops, one after the other, each of some steps; waits until each is the step.
-  """
-  w, x = arrays()
-  with jaxpace.observed(directory) as inside:
-    for name, steps, sign in loops:
+def test_pretraining_and_training_are_loops_and_the_report_is_on_the_longer_one(
+    tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
+  steps, (w, x) = {"pretrain": 20, "fit": 30}, arrays()
+  with jaxpace.observed(tmp_path) as inside:
+    for name, sign in (("pretrain", 1e-6), ("fit", -1e-6)):
       def each(w, x, sign=sign):
         return w + sign * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
       each.__name__ = name
       step = jax.jit(each)
-      for _ in range(steps):
+      for _ in range(steps[name]):
         w = jax.block_until_ready(step(w, x))
       while inside.step is None or inside.step.programs != (name,):
         time.sleep(0.01)
-  return rundir.read_json(directory / "run.json")["settings"]["step"]
-
-
-def test_what_follows_pretraining_is_a_loop_of_its_own(tmp_path, monkeypatch):
-  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
-  said = in_turn(tmp_path, ("pretrain", 20, 1e-6), ("fit", 30, -1e-6))
+  said = rundir.read_json(tmp_path / "run.json")["settings"]["step"]
   written = rundir.read_json(tmp_path / "process" / "0.json")
   assert (written["rows_written"], written["lost_rows"]) == (50 * 4, 0)
   assert said["first_step"] == 21 and said["trains"]
@@ -264,15 +259,10 @@ def test_what_follows_pretraining_is_a_loop_of_its_own(tmp_path, monkeypatch):
     assert (run.steps[0], run.steps[-1], len(run.loops), run.problems) == (first, last, 1, ())
     # No step begins where another loop ends.
     assert np.isnan(run.durations["gap"][:, 0]).all()
-
-
-def test_the_report_is_on_the_loop_that_takes_most_of_the_time_and_says_so(tmp_path, monkeypatch):
-  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
-  in_turn(tmp_path, ("pretrain", 20, 1e-6), ("fit", 30, -1e-6))
   run = read_run(tmp_path)
   own, other = run.loops
   assert own.seconds > other.seconds > 0 and own.holds(run.steps).all()
-  assert (not run.problems and len(run.steps) == {"fit": 30, "pretrain": 20}[own.programs[0]])
+  assert not run.problems and len(run.steps) == steps[own.programs[0]]
   [note] = [note for note in diagnose(run).notes if note.code == Note.OTHER_LOOPS]
   assert f"that of {own.programs[0]}" in note and f"{other.programs[0]}, " in note
 
