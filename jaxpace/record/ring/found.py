@@ -160,6 +160,7 @@ class StepFinder:
       return
     # What follows another step is not measured from its end: a number is left out between them.
     self._next += bool(before)
+    why += " since then" * bool(before)
     self._ran = 0
     self._ended.clear()
     if jax.process_index() == 0:

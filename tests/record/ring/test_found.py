@@ -104,7 +104,9 @@ def test_a_step_that_goes_on_after_something_else_is_the_same_loop(monkeypatch):
 
 
 def test_all_of_a_loop_are_steps_and_between_two_a_number_is_left_out(monkeypatch):
-  for _, steps, _ in loops_of(monkeypatch, ["pretrain"] * 20, ["fit"] * 40).values():
+  for _, steps, collector in loops_of(monkeypatch, ["pretrain"] * 20, ["fit"] * 40).values():
+    told = collector.source.told
+    assert [one["why"].endswith("since then") for one in (*told["before"], told)] == [False, True]
     assert [step.step for step in steps] == [*range(20), *range(21, 61)]
     assert [one.ranges[0].program for one in steps] == [0] * 20 + [1] * 40
     assert [one.ranges[0].begin for one in steps] == [*range(20), *range(40)]
