@@ -45,30 +45,27 @@ def test_changes_add_up_and_reset_undoes_them(tmp_path, capsys):
           == ["control.applied.jsonl", "control.json"])
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--max-delay", "nan"], "'nan' is not a finite number"),
-    (["--threshold", "inf"], "'inf' is not a finite number"),
-    (["--threshold=-1"], "must be at least 0, not -1"),
-    (["--from-step", "9", "--until-step", "5"], "until_step=5 must be above from_step=9: no step "
-     "lies between them. `jaxpace control RUN --off` switches pacing off.\n")])
-def test_a_slip_is_told_in_the_commands_words(tmp_path, arguments, words, capsys):
-  assert control(tmp_path, *arguments) == 2 and words in capsys.readouterr().err
-
-
 def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
   synthetic_runs.write(tmp_path, SyntheticJob(ranks=8, steps=20, processes=4, hosts=2))
   assert control(tmp_path, "--nodes", "1") == 0 and written(tmp_path)["ranks"] == [0, 1, 2, 3]
   assert control(tmp_path, "--nodes", "3") == 2 and "has 2 hosts, not 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [
-    ["--max-delay", "5"], ["--max-delay", "0.02"], ["--max-delay", "inf"], ["--max-delay", "nanms"],
-    ["--max-delay", "5m"], ["--max-delay", "-1"], ["--max-delay", "mades"], ["--max-delay", "11s"],
-    ["--threshold", "5"], ["--threshold", "x"], ["--ranks", "made"],
-    ["--ranks", "3-1"], ["--ranks", ""], ["--from-step", "-1"], ["--on", "--off"],
-    ["--nodes", "1", "--ranks", "0"]])
-def test_slips_change_nothing(tmp_path, arguments, capsys):
-  assert control(tmp_path, *arguments) == 2 and not (tmp_path / "control.json").exists()
+@pytest.mark.parametrize("arguments, words", [
+    (["--max-delay", "nan"], "'nan' is not a finite number"),
+    (["--threshold", "inf"], "'inf' is not a finite number"),
+    (["--threshold=-1"], "must be at least 0, not -1"),
+    (["--from-step", "9", "--until-step", "5"], "until_step=5 must be above from_step=9: no step "
+     "lies between them. `jaxpace control RUN --off` switches pacing off.\n"),
+    *((given, "") for given in (
+        ["--max-delay", "5"], ["--max-delay", "0.02"], ["--max-delay", "inf"],
+        ["--max-delay", "nanms"], ["--max-delay", "5m"], ["--max-delay", "-1"],
+        ["--max-delay", "mades"], ["--max-delay", "11s"], ["--threshold", "5"],
+        ["--threshold", "x"], ["--ranks", "made"], ["--ranks", "3-1"], ["--ranks", ""],
+        ["--from-step", "-1"], ["--on", "--off"], ["--nodes", "1", "--ranks", "0"]))])
+def test_slips_are_told_and_change_nothing(tmp_path, arguments, words, capsys):
+  assert control(tmp_path, *arguments) == 2 and words in capsys.readouterr().err
+  assert not (tmp_path / "control.json").exists()
 
 
 def test_no_run_and_a_broken_file_are_sentences(tmp_path, capsys):

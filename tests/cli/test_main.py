@@ -123,12 +123,18 @@ def test_help_fits_into_a_terminal(capsys, monkeypatch, command):
   assert max(map(len, capsys.readouterr().out.splitlines())) <= 120
 
 
-def test_a_reader_that_leaves_early_is_no_error():
+@pytest.fixture
+def unread():
+  """A pipe that nobody reads."""
   read, write = os.pipe()
   os.close(read)
-  done = subprocess.run([sys.executable, "-m", "jaxpace", "--help"], cwd=ROOT, stdout=write,
-                        stderr=subprocess.PIPE, text=True, check=False)
+  yield write
   os.close(write)
+
+
+def test_a_reader_that_leaves_early_is_no_error(unread):
+  done = subprocess.run([sys.executable, "-m", "jaxpace", "--help"], cwd=ROOT, stdout=unread,
+                        stderr=subprocess.PIPE, text=True, check=False)
   assert done.returncode == 141 and done.stderr == ""
 
 
@@ -141,12 +147,9 @@ def test_run_starts_its_command_whatever_the_shell_has_closed(tmp_path, closed):
 
 @pytest.mark.parametrize("arguments, status", [
     (["frobnicate"], 2), (["run", "--no-record", "-n", "1", "--", "sh", "-c", "exit 7"], 7)])
-def test_sentences_that_can_not_be_written_change_nothing(tmp_path, arguments, status):
-  read, write = os.pipe()
-  os.close(read)
-  done = subprocess.run([sys.executable, "-m", "jaxpace", *arguments], cwd=tmp_path, stderr=write,
+def test_sentences_that_can_not_be_written_change_nothing(tmp_path, unread, arguments, status):
+  done = subprocess.run([sys.executable, "-m", "jaxpace", *arguments], cwd=tmp_path, stderr=unread,
                         env=clean_environment(), check=False)
-  os.close(write)
   assert done.returncode == status
 
 

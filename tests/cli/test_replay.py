@@ -121,11 +121,18 @@ def test_as_recorded_compares_with_the_recorded_delays(run, monkeypatch, capsys)
         ("my_pacers:broken", "must return (Decision, state)"),
         ("my_pacers:last(rate=open)", "no pacer 'open'"),
         ("my_pacers:last(" + "-" * 5000 + "1)", "nested too deeply"),
-        ("pace_early_ranks()", "takes MODULE:ATTRIBUTE")))])
+        ("pace_early_ranks()", "takes MODULE:ATTRIBUTE"))),
+    # And about what shares work.
+    *((f"balancer:{balancer}", words) for balancer, words in (
+        ("pace_early_ranks()", "makes a Pacer, not a Balancer"),
+        ("share_by_speed(total_micro_batches=24, capacity=4)", "capacity=4 is too small: 3 ranks"),
+        ("share_by_speed(total_micro_batches=0, capacity=4)", "total_micro_batches=0 must be")))])
 def test_slips_are_one_sentence_and_status_2(run, monkeypatch, capsys, pacer, words):
   monkeypatch.chdir(run.parent)
-  option = "--pacer-from" if pacer.startswith("from:") else "--pacer"
-  assert replay(run, f"{option}={pacer.removeprefix('from:')}") == 2
+  options = {"from": "--pacer-from", "balancer": "--balancer"}
+  kind, _, rest = pacer.partition(":")
+  option, given = (options[kind], rest) if kind in options else ("--pacer", pacer)
+  assert replay(run, f"{option}={given}") == 2
   captured = capsys.readouterr()
   assert len(captured.err) < 1000
   assert (captured.out == "" and words in captured.err
@@ -168,12 +175,3 @@ def test_work_shared_by_speed(run, tmp_path, capsys):
       document["step_time"]["recorded"] / document["step_time"]["with"])
   assert f"work shared by speed   {document['step_time']['with'] * 1e3:10.3f} ms" in text
   assert all(line in text for line in document["cannot_know"]) and 1 <= document["changes"] <= 3
-
-
-@pytest.mark.parametrize(("balancer", "words"), [
-    ("pace_early_ranks()", "makes a Pacer, not a Balancer"),
-    ("share_by_speed(total_micro_batches=24, capacity=4)", "capacity=4 is too small: 3 ranks"),
-    ("share_by_speed(total_micro_batches=0, capacity=4)", "total_micro_batches=0 must be")])
-def test_balancers_that_cannot_be_run(run, capsys, balancer, words):
-  assert replay(run, "--balancer", balancer) == 2
-  assert words in capsys.readouterr().err

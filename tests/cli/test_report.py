@@ -154,7 +154,9 @@ def test_a_window(late, capsys, tmp_path):
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--steps", "5"], "is not a range of steps"), (["--steps", "9:3"], "is empty"),
     (["--steps", "-3:4"], None), (["--steps", "a:b"], "is not a range"),
-    (["--ranks", "0"], "is not a number of ranks"), (["--ranks", "few"], "'all'")])
+    (["--ranks", "0"], "is not a number of ranks"), (["--ranks", "few"], "'all'"),
+    *((["--forecast", text], "write them like 128,512,2048")
+      for text in ("", "x", "0", "8,", "1.5", "99999999"))])
 def test_slips_get_a_sentence_and_status_2(late, capsys, arguments, words):
   assert report(late, *arguments) == 2
   assert words is None or words in capsys.readouterr().err
@@ -226,12 +228,6 @@ def test_a_described_fabric_is_used(run, tmp_path, capsys):
   assert (near["transfer"] == pytest.approx(2e-3 + 16e-4, rel=1e-6)
           and near["transfer_source"] == "fabric")
   assert far["silent_code"] == Silence.BEYOND_FABRIC
-
-
-@pytest.mark.parametrize("text", ["", "x", "0", "8,", "1.5", "99999999"])
-def test_numbers_that_are_none_are_refused(text, run, capsys):
-  assert report(run, "--forecast", text) == 2
-  assert "write them like 128,512,2048" in capsys.readouterr().err
 
 
 def test_a_fabric_that_is_no_file_is_not_waited_for(run, tmp_path, capsys):
