@@ -146,15 +146,16 @@ class Program:
     return found
 
 
-def found_in(program: Program, partitions: int) -> list[Collective]:
+def found_in(program: Program, partitions: int, function: str = "") -> list[Collective]:
   """Collectives of a compiled program, in the order in which they run: what it says of them alone,
-  so without tags, axes and phases; who meets is told by numbers of partitions.
+  so without tags, axes and phases; who meets is told by numbers of partitions. `function` is the
+  name of what was compiled.
 
   Raises:
     TimestampError: the groups of one are written in a form that is not known.
     WireError: the program is cut short.
   """
-  return [_found(program, placed, kind, partitions) for placed in program.run()
+  return [_found(program, placed, kind, partitions, function) for placed in program.run()
           if (kind := placed.opcode.removesuffix("-start")) in KINDS]
 
 
@@ -188,7 +189,8 @@ def is_nameless(name: str) -> bool:
   return name.strip("_") in _NAMELESS
 
 
-def _found(program: Program, placed: Placed, kind: str, partitions: int) -> Collective:
+def _found(program: Program, placed: Placed, kind: str, partitions: int, function: str
+           ) -> Collective:
   one = placed.instruction
   pairs = [wire.read(pair) for pair in wire.every(one, _PAIRS)]
   arrays = [array for operand in wire.numbers(one, _OPERANDS)
@@ -200,7 +202,7 @@ def _found(program: Program, placed: Placed, kind: str, partitions: int) -> Coll
       groups=() if kind == "collective-permute" else groups.of_instruction(one, partitions),
       pairs=tuple((wire.number(pair, 1), wire.number(pair, 2)) for pair in pairs),
       loops=placed.loops, conditional=placed.conditional,
-      source=source_line(program.frames(one)),
+      source=source_line(program.frames(one), function),
       operation=wire.string(wire.inside(one, _METADATA), _OPERATION) or None)
 
 
@@ -220,8 +222,9 @@ def _bits(dtype: str) -> int:
   return 8 if dtype == "bool" else int(found[1]) if found else 0
 
 
-def source_line(frames: Sequence[Frame]) -> str | None:
-  """The innermost line that is no installed package's, such as "models/layer.py:120".
+def source_line(frames: Sequence[Frame], function: str = "") -> str | None:
+  """The innermost line that is no installed package's, such as "models/layer.py:120", of those
+  within the function of this name: what leads to its call is the same for all.
 
   A trainer that is installed itself has none: its innermost line outside of JAX then, such as
   "flax/linen/linear.py:287". Paths are those by which Python imports the file, so they say more
@@ -234,10 +237,17 @@ def source_line(frames: Sequence[Frame]) -> str | None:
     return None
   imported = {frame.file: _imported_from(frame.file) for frame in frames}
   paths = [(*imported[frame.file], frame.line) for frame in frames]
-  others = [each for each in paths if each[0].split("/")[0] not in MACHINERY]
+  own = [at for at, frame in enumerate(frames, 1) if frame.function.rsplit(".", 1)[-1] == function]
+  within = paths[:own[-1]] if function and own else []
+  others = [each for each in within if not _is_machinery(each[0])] or [
+      each for each in paths if not _is_machinery(each[0])]
   of_the_user = [each for each in others if not each[1]]
   path, _, line = (of_the_user or others or paths)[0]
   return f"{path}:{line}"
+
+
+def _is_machinery(path: str) -> bool:
+  return path.split("/")[0] in MACHINERY
 
 
 def _imported_from(file: str) -> tuple[str, bool]:

@@ -51,7 +51,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   data = program_of(request.compile())
   compiled = time.monotonic()
   program = collectives.Program(data)
-  found = collectives.found_in(program, request.partitions)
+  found = collectives.found_in(program, request.partitions, request.name)
   if not found:
     return None
   if collectives.is_nameless(name):

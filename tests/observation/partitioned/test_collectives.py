@@ -176,3 +176,14 @@ def test_the_line_named_is_the_innermost_of_the_user_and_its_path_that_of_its_im
   monkeypatch.setattr("sys.path", ["/home/me", "/home/me/job",
                                    "/venv/lib/python3.12/site-packages"])
   assert collectives.source_line([collectives.Frame(*each) for each in frames]) == shown
+
+
+@pytest.mark.parametrize(("frames", "shown"), [
+    ([JAX, FLAX, (*TRAINER, "Trainer.step"), ("/job/train.py", 3)], "flax/linen/linear.py:287"),
+    ([JAX, FLAX, ("/job/layer.py", 12), ("/job/train.py", 3, "step"), ("/job/main.py", 9)],
+     "layer.py:12"),
+    ([JAX, ("/job/train.py", 3, "main")], "train.py:3")])
+def test_no_line_that_leads_to_the_call_of_the_step_is_named_unless_there_is_no_other(
+    monkeypatch, frames, shown):
+  monkeypatch.setattr("sys.path", ["/job", "/venv/lib/python3.12/site-packages"])
+  assert collectives.source_line([collectives.Frame(*each) for each in frames], "step") == shown
