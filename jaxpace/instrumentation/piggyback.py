@@ -8,7 +8,7 @@ it joins: anything else would make XLA send a second message or change how gradi
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -107,14 +107,17 @@ def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Arr
   return jnp.concatenate(_split(values, dtype))
 
 
-Sum = tuple[jax.Array, jax.Array, pacing.Shared, jax.Array | None]
-"""What the sum says: arrivals, [ranks] float32 s, NaN where unknown; delays, [ranks] float32 s;
-what is the same on all ranks, averages of which bfloat16 gives to some 0.4 %; and digests, [ranks]
-float32, None where none are sent."""
+class PiggybackSum(NamedTuple):
+  """What the sum says."""
+
+  arrivals: jax.Array  # [ranks] float32 s, NaN where unknown
+  delays: jax.Array  # [ranks] float32 s
+  alike: pacing.Shared  # in bfloat16 averages are good to some 0.4 %
+  digests: jax.Array | None  # [ranks] float32
 
 
 def unpack(total: jax.Array, ranks: int, dtype: str, collectives: int, slots: int,
-           digested: bool = False) -> Sum:
+           digested: bool = False) -> PiggybackSum:
   """Reads the sum of the ranks' operands, of a step with so many collectives that have a slot."""
   values = total.reshape(_PARTS[dtype], -1).astype(jnp.float32).sum(axis=0)
   arrivals, delays = values[:ranks], values[ranks:2 * ranks]
@@ -124,7 +127,7 @@ def unpack(total: jax.Array, ranks: int, dtype: str, collectives: int, slots: in
   before = 1 + collectives
   alike = pacing.nothing_shared(slots) if not job.shape[0] else pacing.Shared(
       job[0], pacing.by_slot(job[1:before], slots), pacing.by_slot(job[before:], slots))
-  return arrivals, delays, alike, values[2 * ranks:3 * ranks] if digested else None
+  return PiggybackSum(arrivals, delays, alike, values[2 * ranks:3 * ranks] if digested else None)
 
 
 def _split(values: jax.Array, dtype: str) -> list[jax.Array]:

@@ -70,7 +70,7 @@ class Evaluation:
     self.waits: list[jax.Array] = []
     self.arrival = jnp.float32(jnp.nan)
     self.delay = jnp.float32(0)
-    self.shared: piggyback.Sum | None = None
+    self.shared: piggyback.PiggybackSum | None = None
 
   def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
     if isinstance(ref, Literal):
@@ -276,10 +276,10 @@ class Evaluation:
     """Makes the state after the step, which has run: what it showed, and the pacer's decision for
     the next; and the names of the decision's columns."""
     one, pacer, slots, holding = self.one, self.pacer, self.slots, self.holding
-    nothing = jnp.float32(np.nan)
+    shared, nothing = self.shared, jnp.float32(np.nan)
     mine = jnp.arange(self.ranks, dtype=jnp.int32) == self.index
-    arrivals, delays, shared, digests = self.shared or (
-        jnp.where(mine, self.arrival, nothing), jnp.where(mine, self.delay, nothing), None, None)
+    arrivals, delays = (shared.arrivals, shared.delays) if shared is not None else (
+        jnp.where(mine, self.arrival, nothing), jnp.where(mine, self.delay, nothing))
     decision, packed = Decision(jnp.float32(0), {}), checks.packed_pacer(one)
     step_time, transfers = one.step_time, one.transfers
     if pacer is not None and packed is not None:
@@ -291,18 +291,19 @@ class Evaluation:
           for slot in range(slots)])
       seen, transfers = pacing.observe(
           one.step, self.index, arrivals, delays, waits, step_time,
-          pacing.nothing_shared(slots) if shared is None else shared, held)
+          pacing.nothing_shared(slots) if shared is None else shared.alike, held)
       decision, state = pacing.decide(
           pacer, seen, packing.unpack(packed) if holding is None else holding.state)
       packed = packing.pack(state, packed.layout)
     info = [*decision.info.values()]
     info += [jnp.float32(0)] * (ring_layout.MAX_DECISIONS - len(info))
+    alike = None if shared is None else shared.digests
     return PaceState(
         end=self.timestamps[-1], step=one.step + jnp.int32(1), rank=one.rank,
         last_exit=self.last_exit, delay=decision.delay, info=jnp.stack(info),
         arrivals=arrivals, delays=delays, step_time=step_time, transfers=transfers,
         pacer=() if packed is None else packed,
-        alike=one.alike if digests is None else agree(digests)), tuple(decision.info)
+        alike=one.alike if alike is None else agree(alike)), tuple(decision.info)
 
 
 def _integer(value: jax.Array) -> jax.Array:
