@@ -74,12 +74,14 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
 
 
 def _origin() -> tuple[str, str]:
-  """What tells the function that is compiled from others of its name, and its line, for people."""
+  """What tells the function that is compiled from others of its name, on all processes, and its
+  line, for people."""
   code = compiled_code()
   if code is None:
     return "", ""
   line = collectives.source_line([collectives.Frame(code.co_filename, code.co_firstlineno)]) or ""
-  return f"{line} {code.co_qualname} {hash(code)}", line
+  places = [(row, column) for row, _, column, _ in code.co_positions() if row and column]
+  return f"{line} {code.co_qualname} {min(places, default='')}", line
 
 
 def _kind(request: Request) -> types.ModuleType:
