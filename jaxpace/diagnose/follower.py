@@ -147,8 +147,7 @@ class Follower:
     any of them joins are its groups."""
     if not self._observed:
       return self._info
-    entry = {"slot": 0, "name": "all collectives of the step",
-             "groups": self._joined}
+    entry = {"slot": 0, "name": "all collectives of the step", "groups": self._joined}
     return {**self._info, "settings": {}, "plan": {"collectives": [entry], "clock": OBSERVED_CLOCK}}
 
   def _update(self) -> None:

@@ -211,9 +211,9 @@ def count_steps(run: Run) -> SelectedSteps:
   warmup = _warmup(run, every, times, mask)
   left_out, impossible = every.steps[mask & warmup], int((known & ~mask).sum())
   mask &= ~warmup
-  of_others = times[mask & every.others] if every.others is not None else np.empty(0)
-  if every.others is not None:
-    mask &= ~every.others
+  others = np.zeros_like(mask) if every.others is None else every.others
+  of_others = times[mask & others]
+  mask &= ~others
   counted = times[mask]
   of_all = None, None
   if run.aggregated is not None:

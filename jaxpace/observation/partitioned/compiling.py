@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -158,26 +158,32 @@ class Request:
 
 def caller() -> tuple[str, int]:
   """File and line of the call outside of JAX and of this package that has something compiled."""
-  frame = sys._getframe(1)
-  while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in MACHINERY:
-    frame = frame.f_back
+  *_, frame = _up_to_caller()
   return frame.f_code.co_filename, frame.f_lineno
 
 
 def compiled_code() -> types.CodeType | None:
   """Code of the function that the user had compiled by calling it; None where that isn't known, as
   of one that was lowered before."""
+  *inner, _ = _up_to_caller()
+  function = next((frame.f_locals.get("fun") for frame in inner
+                   if frame.f_code.co_name == "cache_miss"), None)
+  if function is None:
+    return None
+  function = inspect.unwrap(function)
+  while isinstance(function, functools.partial):
+    function = inspect.unwrap(function.func)
+  code = getattr(getattr(function, "__func__", function), "__code__", None)
+  return code if isinstance(code, types.CodeType) else None
+
+
+def _up_to_caller() -> Iterator[types.FrameType]:
+  """Frames of JAX and of this package from here outwards, and the one that called them."""
   frame = sys._getframe(1)
   while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in MACHINERY:
-    function = frame.f_locals.get("fun") if frame.f_code.co_name == "cache_miss" else None
-    if function is not None:
-      function = inspect.unwrap(function)
-      while isinstance(function, functools.partial):
-        function = inspect.unwrap(function.func)
-      code = getattr(getattr(function, "__func__", function), "__code__", None)
-      return code if isinstance(code, types.CodeType) else None
+    yield frame
     frame = frame.f_back
-  return None
+  yield frame
 
 
 def function_name(module: str) -> str:
