@@ -144,8 +144,8 @@ def _shift(device: DriverGpu, buffer: GpuBuffer) -> int:
 def _is_idle(events: np.ndarray, position: int) -> bool:
   """Whether the slot after a position is as the GPU's last round left it. Asked for each program
   and GPU: `_new` reads half a megabyte to say so."""
-  seq = int(events["seq"][position % len(events)])
-  return seq == 0 or seq == (position + 1 - len(events)) % 2**32
+  before = max(0, position + 1 - len(events)) % 2**32
+  return int(events["seq"][position % len(events)]) == before
 
 
 def _new(events: np.ndarray, position: int) -> tuple[int, np.ndarray]:
@@ -164,7 +164,7 @@ def _new(events: np.ndarray, position: int) -> tuple[int, np.ndarray]:
   # A later number in the slot: the GPU has been round, and this one is gone. The very number: the
   # event was being written while it was read.
   ahead = int((int(second["seq"][0]) - int(wanted[0])) % 2**32)
-  if second["seq"][0] == 0 or ahead == 0 or ahead >= 2**31 or ahead % capacity:
+  if ahead == 0 or ahead >= 2**31 or ahead % capacity:
     return 0, second[:0]
   # Half a ring is left to be read before the GPU comes round again.
   return ahead - capacity + capacity // 2 + 1, second[:0]

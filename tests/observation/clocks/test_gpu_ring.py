@@ -161,6 +161,21 @@ def test_nothing_is_read_twice_or_out_of_order_and_what_is_lost_is_counted(lots)
     assert len(seen) == written
 
 
+def test_events_beyond_the_largest_number_are_read_like_all_others():
+  gpu = Gpu()
+  source, views = gpu_ring.Source([gpu], capacity=64), ring(1, 64)
+  source._read[0] = first = 2**32 - 100
+  ctypes.memmove(source.buffers[0].counters, first.to_bytes(8, "little"), 8)
+  before = np.arange(first - 64, first)
+  source.buffers[0].events["seq"][before % 64] = before + 1
+  follower, seen = DeviceBuffer(), []
+  for tag in range(2, 202):
+    mark(gpu, source, tag)
+    source.pour(views.blocks, views.events)
+    seen += taken(views, follower=follower)
+  assert [tag for _, tag, _ in seen] == list(range(2, 202))
+
+
 def test_a_gpu_whose_kernels_write_nothing_is_told(monkeypatch):
   monkeypatch.setattr(gpu_ring, "_LONGEST_S", 0.05)
   gpu = Gpu()
