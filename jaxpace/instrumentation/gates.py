@@ -103,7 +103,12 @@ def _descendants(program: Program, segment: Sequence[int], before: int, root: in
 
 
 def gate(program: Program, bucket: Sequence[int]) -> int | None:
-  """The operand that the entry timestamp holds back: the smallest float32 or integer one.
+  """The operand that the entry timestamp holds back: of the float32 ones the last that the step
+  makes, else of the integers.
+
+  XLA starts the collectives of a bucket one after the other, each with operands that are made one
+  after the other, beside the work that makes the next. The loss, held, would keep all of them until
+  that work is done.
 
   None if there is none. A half-precision operand is never held back: XLA reduces it in float32 and
   elides the conversion before it.
@@ -115,8 +120,8 @@ def gate(program: Program, bucket: Sequence[int]) -> int | None:
       if (dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32)
           and value not in program.constant
           and (program.flat(value) or value in program.plain)):
-        candidates.append((dtype != jnp.float32, program.size(value), value))
-  return min(candidates)[2] if candidates else None
+        candidates.append((dtype == jnp.float32, value))
+  return max(candidates)[1] if candidates else None
 
 
 def scalar_inputs(program: Program, following: Iterable[int]) -> list[int]:

@@ -91,16 +91,18 @@ def kind(program, value):
   return str(aval.dtype), aval.shape
 
 
-def test_the_smallest_float32_operand_is_gated_and_no_matrix_or_half():
+def test_the_float32_operand_that_is_made_last_is_gated_and_no_matrix_or_half():
+  """The loss would hold up the gradients that are there before the last."""
   def step(params, x):
     h = jnp.tanh(x @ params["w"])
-    sums = {"half": jnp.sum(h).astype(jnp.bfloat16), "vector": h.sum(0), "matrix": h @ h.T,
-            "scalar": jnp.sum(h * h)}
+    sums = {"scalar": jnp.sum(h * h), "vector": h.sum(0), "half": h.sum().astype(jnp.bfloat16),
+            "matrix": h @ h.T, "integer": jnp.int32(h.sum())}
     return jax.lax.psum(sums, "data")
 
   result = written(step)
   (timestamps,) = timestamps_of(result)
-  assert kind(result.program, timestamps.gate) == ("float32", ())
+  dtype, shape = kind(result.program, timestamps.gate)
+  assert dtype == "float32" and len(shape) == 1
 
   def without(params, x):
     return jax.lax.psum((x @ params["w"], x.sum().astype(jnp.bfloat16)), "data")
