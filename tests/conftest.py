@@ -4,7 +4,8 @@ import ctypes
 import gc
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 # Read once, when jax first touches its devices: so before anything imports jax.
 _FLAG = "--xla_force_host_platform_device_count"
@@ -78,6 +79,15 @@ def usual_collector() -> Iterator[None]:
   gc.set_threshold(*_USUAL)
   yield
   gc.set_threshold(*ours)
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+  """What has no thread start any more, as Python 3.12 once a program is over."""
+  def start(_: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+  return lambda: monkeypatch.setattr(threading.Thread, "start", start)
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ class Feed:
   """A daemon thread in front of the exporters. `put` and `close` may be called from any thread."""
 
   def __init__(self, exporters: Iterable[Exporter]):
-    """Prepares; the thread starts with the first rows.
+    """Prepares; `start` starts the thread.
 
     Raises:
       TypeError: something is no exporter.
@@ -55,13 +55,16 @@ class Feed:
     self._thread: threading.Thread | None = None
     self.lost = 0  # batches that found the queue full
 
-  def put(self, steps: Columns, collectives: Columns) -> None:
-    """Queues rows. Never blocks."""
-    if not self._exporters:
-      return
-    if self._thread is None:
+  def start(self) -> None:
+    """Starts the thread, if there is an exporter."""
+    if self._exporters:
       self._thread = threading.Thread(target=self._run, name="jaxpace-exporters", daemon=True)
       self._thread.start()
+
+  def put(self, steps: Columns, collectives: Columns) -> None:
+    """Queues rows. Never blocks."""
+    if self._thread is None:
+      return
     try:
       self._queue.put_nowait((steps, collectives))
     except queue.Full:

@@ -142,7 +142,8 @@ class HostSampler:
     self._thread = BackgroundThread(self._run, "hosts")
 
   def start(self) -> None:
-    self._thread.start()
+    """Starts it, if a thread can start; without it nothing is sampled."""
+    self._thread.start_if_it_can()
 
   def stop(self, timeout: float) -> None:
     """Takes a last sample and ends the thread, if it answers within `timeout` seconds: a broken GPU

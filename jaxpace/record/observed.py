@@ -91,8 +91,8 @@ class observed:
     self._programs = Everywhere(self._begin, self._warn, exact)
     self._recording = FoundRecorder(directory, self._programs, match, config, self._say,
                                      hosts)
-    self._opener: threading.Thread | None = None
-    self._over = threading.Event()
+    self._writer: threading.Thread | None = None
+    self._over, self._tried = threading.Event(), threading.Event()
     self._lock = threading.Lock()
     self._pid = os.getpid()
     self._closed = False
@@ -138,13 +138,13 @@ class observed:
       return
     self._closed = True
     atexit.unregister(self._at_exit)
-    if self._opener is None:
+    if self._writer is None:
       self._say_nothing("was compiled meanwhile")
       return
     self._over.set()
-    self._opener.join(_OPEN_SECONDS)
+    self._tried.wait(_OPEN_SECONDS)
     self._recording.given_up.set()
-    self._opener.join(_OPEN_SECONDS)
+    self._tried.wait(_OPEN_SECONDS)
     if not self._recording.anything:
       self._say_nothing("ran")
     self._recording.__exit__(type(error) if error else None, error, None)
@@ -174,12 +174,21 @@ class observed:
     """Begins to look for timestamps, in a thread of its own: to open a recording is to wait for
     process 0, and the program must not."""
     with self._lock:
-      if self._opener is not None or self._closed or os.getpid() != self._pid:
+      if self._writer is not None or self._closed or os.getpid() != self._pid:
         return
       # Now: nothing with timestamps has run that is to be recorded.
       self._recording.begin(programs.known())
-      self._opener = BackgroundThread(self._open, "open")
-      self._opener.start()
+      self._writer = BackgroundThread(self._write, "writer")
+      self._writer.start()
+
+  def _write(self) -> None:
+    """Opens the recording, and writes it: when a short program is over, Python 3.12 no longer
+    starts a thread."""
+    try:
+      self._open()
+    finally:
+      self._tried.set()
+    self._recording.write()
 
   def _open(self) -> None:
     """Opens the recording once a program with timestamps runs."""
@@ -208,6 +217,7 @@ class observed:
 class FoundRecorder(Recorder):
   """Records a program whose steps are found."""
 
+  own_thread = False
   loop_calls = False
   share_name = "jaxpace/observed"
 
@@ -252,7 +262,7 @@ class FoundRecorder(Recorder):
   def closed(self) -> None:
     """See `Recording`."""
     super().closed()
-    if self._intake is None or self.lost["stopped"] is not None:
+    if self._intake is None or self._writer is None or self._writer.stopped is not None:
       return
     if jax.process_index() != 0:
       self._say_what_is_left_out()

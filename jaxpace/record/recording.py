@@ -57,6 +57,8 @@ class Recording:
   """Whether this process has opened any."""
   share_name = "jaxpace/recorder"
   """Under which process 0 says which run this is, to all processes in the same order."""
+  own_thread = True
+  """Whether a thread of its own writes; else the one that opens it does, by `write`."""
   loop_calls = True
   """Whether a loop calls `record`, and so reaches a step boundary after SIGTERM."""
 
@@ -156,6 +158,11 @@ class Recording:
     atexit.register(self._at_exit)
     self._pid = os.getpid()
 
+  def write(self) -> None:
+    """Writes until `close`, if it is open: where no thread of its own does."""
+    if self._writer is not None:
+      self._writer.run()
+
   def _begun(self, directory: pathlib.Path) -> Writer:
     """Makes the run and starts its writer."""
     process = jax.process_index()
@@ -173,7 +180,8 @@ class Recording:
       rundir.set_aside(directory, identity.run, process)
     writer = Writer(directory, identity, process, info, run_info, self.prepare(identity),
                     grace_seconds=self.grace_seconds if self.loop_calls else None,
-                    hosts=sampler, feed=self._feed)
+                    hosts=sampler, feed=self._feed,
+                    thread=None if self.own_thread else threading.current_thread())
     try:
       writer.start()
     except Exception:

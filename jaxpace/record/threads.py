@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import types
@@ -15,6 +16,11 @@ class BackgroundThread(threading.Thread):
   def __init__(self, target: Callable[[], None], name: str):
     """Prepares; `start` calls `target`."""
     super().__init__(target=target, name=f"jaxpace-{name}", daemon=True)
+
+  def start_if_it_can(self) -> None:
+    """Starts it, unless no thread can start, as in Python 3.12 once the program is over."""
+    with contextlib.suppress(RuntimeError):
+      self.start()
 
   def run(self) -> None:
     """See `threading.Thread`."""

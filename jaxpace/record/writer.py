@@ -57,7 +57,7 @@ class Writer:
                process_info: dict[str, Any], run_info: dict[str, Any] | None,
                intake: StepTables | None, *,
                grace_seconds: float | None = 5.0, hosts: HostSampler | None = None,
-               feed: Feed | None = None):
+               feed: Feed | None = None, thread: threading.Thread | None = None):
     """Prepares; `start` starts the thread.
 
     Args:
@@ -70,6 +70,7 @@ class Writer:
         calls, so that the signal takes its course as soon as all is written.
       hosts: samples the host's counters, which are written as well; None for none.
       feed: gets all rows as they are decoded; None for none.
+      thread: this one, if it calls `run` next; None for one of the writer's own.
     """
     self._directory, self._identity, self._process = directory, identity, process
     self._process_info, self._run_info, self._intake = process_info, run_info, intake
@@ -99,7 +100,7 @@ class Writer:
     self._last_flush = self._last_heartbeat = time.monotonic()
     self._die_at: float | None = None
     self._terminates_until: float | None = None
-    self._thread = BackgroundThread(self._run, "writer")
+    self._thread = thread or BackgroundThread(self.run, "writer")
 
   def start(self) -> None:
     """Writes the JSON files, opens the parts and starts the thread.
@@ -114,9 +115,12 @@ class Writer:
     self._write_process_file(closed=False)
     for table in ("steps", "collectives", "hosts") if self._hosts else ("steps", "collectives"):
       self._store(table)
+    if self._feed:
+      self._feed.start()
     if self._hosts:
       self._hosts.start()
-    self._thread.start()
+    if self._thread.ident is None:
+      self._thread.start()
 
   def fail(self, error: Exception) -> None:
     """Ends the recording, for something that went wrong beside it."""
@@ -147,7 +151,7 @@ class Writer:
 
   def release(self) -> None:
     """Closes the sockets; after `close` and after the signal handlers are restored."""
-    if not self._thread.is_alive():
+    if not self._thread.is_alive() or self._thread is threading.current_thread():
       self._receive.close()
       self.wake.close()
 
@@ -156,7 +160,8 @@ class Writer:
     with contextlib.suppress(OSError):  # A full buffer wakes the thread just as well.
       self.wake.send(b"\0")
 
-  def _run(self) -> None:
+  def run(self) -> None:
+    """Writes until `close`; on the writer's thread."""
     try:
       while not self._closing:
         self._wait()

@@ -280,6 +280,17 @@ def test_steps_that_have_not_begun_when_the_block_ends_are_recorded(tmp_path):
   assert len(read_run(tmp_path / "run").steps) == 5
 
 
+def test_a_program_that_is_over_at_once_is_recorded_though_no_thread_starts_then(
+    tmp_path, monkeypatch, no_more_threads):
+  monkeypatch.setattr(observed, "_LOOK_SECONDS", 300.0)
+  with jaxpace.observed(tmp_path):
+    train()
+    no_more_threads()
+  monkeypatch.undo()
+  run = read_run(tmp_path)
+  assert len(run.steps) == STEPS and run.ranks == 4
+
+
 def test_another_process_asks_for_the_step_once_a_second(monkeypatch):
   asked, now = [], [0.0]
   monkeypatch.setattr(found.jax, "process_index", lambda: 1)

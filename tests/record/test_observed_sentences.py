@@ -1,5 +1,6 @@
 """What a recording around whatever trains says, and to whom."""
 
+import errno
 import logging
 import os
 import shlex
@@ -13,6 +14,7 @@ import jaxpace
 from jaxpace.observation import everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record import observed
+from jaxpace.record.writer import Writer
 from jaxpace.runs.reader import read_run
 from tests.patience import awaited
 from tests.record.unnamed_step import STEPS, arrays, rows_written, train
@@ -64,6 +66,17 @@ def test_a_sentence_that_nobody_can_read_does_not_change_how_the_program_ends(mo
     signal.signal(signal.SIGPIPE, before)
   if own:
     errors.close()  # Raises where anything is left to be written.
+
+
+def test_a_run_that_can_not_be_made_is_one_sentence(tmp_path, monkeypatch, caplog):
+  def full(writer):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  monkeypatch.setattr(Writer, "start", full)
+  with jaxpace.observed(tmp_path / "run"):
+    train()
+  (sentence,) = (r.message for r in caplog.records if r.levelno >= logging.WARNING)
+  assert sentence.startswith("Not recording, training goes on: ")
 
 
 def test_a_block_that_is_entered_again_says_that_it_records_nothing(tmp_path):

@@ -25,6 +25,27 @@ def test_every_step_of_eight_donated_ranks_is_recorded(tmp_path):
   assert len(list((tmp_path / "run" / "steps").iterdir())) == 1
 
 
+class Counting:
+  """An exporter that counts rows."""
+
+  rows = 0
+
+  def export(self, steps, collectives):
+    self.rows += len(steps["step"])
+
+  def close(self):
+    pass
+
+
+def test_rows_that_come_at_the_end_are_exported_though_no_thread_starts_then(tmp_path,
+                                                                             no_more_threads):
+  with Recorder(tmp_path, fake.FakePaced(), exporters=[counting := Counting()]) as recorder:
+    train(recorder, 3)
+    no_more_threads()
+  assert_complete(tmp_path, range(3))
+  assert counting.rows == 8 * 3
+
+
 def test_record_every_few_steps_still_records_every_step(tmp_path):
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 300, every=5, pause=0.001)

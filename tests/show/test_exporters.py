@@ -282,6 +282,7 @@ def test_an_exporter_that_hangs_holds_up_nobody(caplog):
       release.wait(300)
 
   feed = Feed([Hanging()])
+  feed.start()
   rows = synthetic()
   putting = threading.Thread(target=lambda: [feed.put(*rows) for _ in range(40)], daemon=True)
   putting.start()

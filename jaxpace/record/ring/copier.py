@@ -58,12 +58,13 @@ class RingCopier:
   def start(self) -> None:
     """Makes the file, and starts the thread. Trouble is one warning, and tried again."""
     self.copy()
-    self._thread.start()
+    self._thread.start_if_it_can()
 
   def close(self) -> None:
     """Says in the file that it is closed. It stays."""
     self._stop.set()
-    self._thread.join(_CLOSE_SECONDS)
+    if self._thread.is_alive():
+      self._thread.join(_CLOSE_SECONDS)
     if self._thread.is_alive():
       # A file system hangs, and has the file.
       return
