@@ -98,6 +98,8 @@ class Watcher(ObservedFunction):
         self.left(request, reason)
       else:
         self.marked(made[1], request)
+        if _recording is not None:
+          _recording.begin()
     except Exception:
       # What goes wrong here is nothing to the program.
       _LOG.debug("observe", exc_info=True)
@@ -269,7 +271,7 @@ class Everywhere(Watcher):
     watch()
     _recording = self
     if self.runs:
-      self._begin()
+      self.begin()
 
   def stop(self) -> None:
     """Leaves what is compiled from now on alone."""
@@ -293,7 +295,6 @@ class Everywhere(Watcher):
   def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
     """See `Watcher`."""
     programs.add(programs.named(made, self._titles))
-    self._begin()
 
   def left(self, request: compiling.Request, reason: str) -> None:
     """See `Watcher`."""
@@ -307,7 +308,8 @@ class Everywhere(Watcher):
       self._left = (*self._left, programs.bare(name, devices, reason))
     self.say(said)
 
-  def _begin(self) -> None:
+  def begin(self) -> None:
+    """Says that there is a program with timestamps, of an observed function or another."""
     try:
       self._marked()
     except Exception as error:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.hosts import distributed
-from jaxpace.observation import comparing
+from jaxpace.observation import comparing, programs
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import compiling
 from jaxpace.record import host_use, observed, writer
@@ -289,6 +289,17 @@ def test_a_program_that_is_over_at_once_is_recorded_though_no_thread_starts_then
   monkeypatch.undo()
   run = read_run(tmp_path)
   assert len(run.steps) == STEPS and run.ranks == 4
+
+
+def test_a_step_that_is_named_is_recorded_though_no_other_program_has_collectives(tmp_path,
+                                                                                  monkeypatch):
+  monkeypatch.setattr(programs, "_known", ())
+  w, x = arrays()
+  step = jaxpace.observe(jax.jit(lambda w, x: w + (x @ w).mean()))
+  with jaxpace.observed(tmp_path):
+    for _ in range(3):
+      w = step(w, x)
+  assert len(read_run(tmp_path).steps) == 3
 
 
 def test_another_process_asks_for_the_step_once_a_second(monkeypatch):
