@@ -77,9 +77,16 @@ class ObservedProgram:
   """Seconds that compiling the step unmodified took; None where not measured."""
   stamped_compile_s: float | None = None
   """Seconds that putting timestamps in took."""
-  origin: tuple[str, str] = ("", "")
-  """What tells the function from others of its name, and its line, for people; "" where that isn't
-  known."""
+  origin: str = ""
+  """Line of the function, such as "train.py:40"; "" where that isn't known."""
+
+  @property
+  def title(self) -> str:
+    """Its name with what tells it from all other programs; the same in every process, whatever else
+    is compiled there."""
+    if not self.origin:
+      return self.name
+    return f"{self.name} ({self.origin}{'' if self.differentiated else ', without gradients'})"
 
   @property
   def marks(self) -> int | None:
@@ -90,6 +97,15 @@ class ObservedProgram:
     if None in iterations:
       return None
     return 2 + 2 * sum(filter(None, iterations))
+
+
+def function_of(title: str) -> str:
+  """Name of the function in a program's title.
+
+  >>> function_of("fit (eval/train.py:3, without gradients)")
+  'fit'
+  """
+  return title.partition(" (")[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
+from jaxpace.core.observed import function_of
 from jaxpace.core.words import Sentence, list_ranks, plural
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, seconds_of
@@ -189,7 +190,7 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   if short * 4 < long:
     notes.append(Note.STEPS_DIFFER.say(a=a.selected.size, b=b.selected.size))
   programs = [_programs(d.run) for d in (a, b)]
-  if all(programs) and {*programs[0]} != {*programs[1]}:
+  if all(programs) and {*map(function_of, programs[0])} != {*map(function_of, programs[1])}:
     notes.append(Note.PROGRAMS_DIFFER.say(a=joined(programs[0]), b=joined(programs[1])))
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:

@@ -228,7 +228,6 @@ class Everywhere(Watcher):
     # Of programs that were there before and have not run since: how often they had.
     self._earlier: dict[int, int] = {}
     self._left: tuple[ObservedProgram, ...] = ()
-    self._titles: dict[tuple[str, str, bool], str] = {}
     self.none = False
     """Whether no program can have timestamps, which has been said."""
 
@@ -294,7 +293,7 @@ class Everywhere(Watcher):
 
   def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
     """See `Watcher`."""
-    programs.add(programs.named(made, self._titles))
+    programs.add(programs.named(made))
 
   def left(self, request: compiling.Request, reason: str) -> None:
     """See `Watcher`."""
@@ -324,7 +323,7 @@ class Everywhere(Watcher):
   def refused(self, made: ObservedProgram, reason: str, known: bool) -> None:
     """See `Watcher`."""
     programs.refuse(made.number, reason)
-    name = programs.named(made, self._titles).name
+    name = programs.named(made).name
     self.say(f"{name} runs unmodified from now on and is not recorded: {reason}")
 
 

@@ -64,22 +64,15 @@ def bare(name: str, devices: Sequence[Any], reason: str) -> ObservedProgram:
       bare=reason)
 
 
-def named(made: ObservedProgram, titles: dict[tuple[str, str, bool], str]) -> ObservedProgram:
-  """The same by a name that no other program has: one without a name of its own gets the line of
-  its largest collective; one function on several submeshes, such as a pipeline's stages, its first
-  rank; of several functions of one name, such as two called `train_step`, all but the first their
-  line; and one function that computes gradients in some of its programs says which these are.
-  `titles` has the names by which functions go so far, and gets this one's."""
-  name, (which, line), trains = made.name, made.origin, made.differentiated
+def named(made: ObservedProgram) -> ObservedProgram:
+  """The same by a name of its own: one without any gets the line of its largest collective; one
+  function on several submeshes, such as a pipeline's stages, its first rank."""
+  name = made.name
   if collectives.is_nameless(name):
     largest = max((one for one in made.collectives if one.source),
                   key=lambda one: one.bytes or 0, default=None)
     name = name if largest is None else f"{name} ({largest.source})"
-  elif which:
-    same = [each[1:] for each in titles if each[0] == name]
-    place = f" ({line})" if any(other != which for other, _ in same) else ""
-    kind = f" ({'with' if trains else 'without'} gradients)" if (which, not trains) in same else ""
-    name = titles.setdefault((name, which, trains), f"{name}{place}{kind}")
-  if any(one.name == name and set(one.ranks).isdisjoint(made.ranks) for one in _known):
+  if any(one.name == name and one.origin == made.origin
+         and set(one.ranks).isdisjoint(made.ranks) for one in _known):
     name = f"{name} (from rank {min(made.ranks)})"
   return dataclasses.replace(made, name=name)

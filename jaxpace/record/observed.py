@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import multiprocessing
 import os
@@ -256,8 +257,12 @@ class FoundRecorder(Recorder):
 
   @property
   def step(self) -> Step | None:
-    """What was taken for the step."""
-    return self._finder.found if self._finder else None
+    """What was taken for the step, its programs by what people call them."""
+    if self._finder is None or self._finder.found is None:
+      return None
+    found, shown = self._finder.found, self._recorded.shown()
+    return dataclasses.replace(found, cut=shown.get(found.cut, found.cut), programs=tuple(
+        shown.get(title, title) for title in found.programs))
 
   def closed(self) -> None:
     """See `Recording`."""
@@ -281,10 +286,11 @@ class FoundRecorder(Recorder):
 
   def _say_what_is_left_out(self) -> None:
     """Says what a process ran that runs other programs than process 0, such as an actor's."""
-    own = dict.fromkeys(one.name for one in self.programs if not one.bare and not is_jax(one.name))
-    if self.step and own and own.keys().isdisjoint(self.step.programs):
+    own = dict.fromkeys(one.title for one in self.programs if not one.bare and not is_jax(one.name))
+    step = self._finder.found if self._finder else None
+    if step and own and own.keys().isdisjoint(step.programs):
       self._say(f"Process {jax.process_index()} ran nothing of the step, "
-                f"{' and '.join(self.step.programs)}: what it ran is not recorded, "
+                f"{' and '.join(step.programs)}: what it ran is not recorded, "
                 f"{', '.join(list(own)[:_MOST_NAMES])}.")
 
   def _at_exit(self) -> None:

@@ -143,7 +143,8 @@ def call(*arguments):
 
 @pytest.mark.parametrize("programs, differ", [
     ((["pretrain"], ["train"]), True), ((["train"], ["train"]), False), ((None, ["train"]), False),
-    ((["critic", "actor"], ["actor", "critic"]), False)])
+    ((["critic", "actor"], ["actor", "critic"]), False),
+    ((["fit (train.py:3)"], ["fit"]), False)])
 def test_steps_of_different_programs_are_said_to_be(programs, differ):
   runs = [run_of(dataclasses.replace(JOB, steps=100))[0] for _ in programs]
   for run, names in zip(runs, programs, strict=True):

@@ -316,6 +316,27 @@ def test_of_two_processes_the_late_one_is_named(tmp_path):
   assert [finding.ranks for finding in late] == [(1,)]
 
 
+SAMPLE = """
+def grad(x):
+  return x.sum()
+
+if jax.process_index() == 0:
+  mesh = jax.make_mesh((2,), ("data",), devices=jax.local_devices())
+  jax.jit(grad)(jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data"))))
+"""
+
+
+@pytest.mark.long
+def test_what_one_process_alone_compiles_by_the_name_of_the_step_leaves_nobody_out(tmp_path):
+  script = f"import jax\njax.distributed.initialize()\n{TRAIN}{SAMPLE}main(40, None)\n"
+  job = jaxpace_run(tmp_path, script, "--out", "seen", "--nproc", "2", devices=2)
+  out, errors = job.communicate(timeout=600)
+  assert job.returncode == 0, out + errors
+  run = read_run(tmp_path / "seen")
+  assert run.ranks_in_all == 4 and len(run.steps) == 40 and (run.attempt >= 0).all()
+  assert "jaxpace: The step is grad (train.py:" in out
+
+
 LOCAL = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P

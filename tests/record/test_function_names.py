@@ -95,7 +95,8 @@ def test_an_evaluation_that_goes_by_the_name_of_the_step_is_none(tmp_path, first
           evaluate(w, x).block_until_ready()
       w = step(w, x).block_until_ready()
   assert len(read_run(tmp_path).steps) == 24
-  assert inside.step.programs[0].startswith("step (") == first
+  line = Critic.step.__code__.co_firstlineno
+  assert inside.step.programs == (f"step (tests/record/test_function_names.py:{line})",)
 
 
 def test_one_function_that_computes_gradients_where_it_trains_is_two_programs(tmp_path):
@@ -106,4 +107,5 @@ def test_one_function_that_computes_gradients_where_it_trains_is_two_programs(tm
         step(w, x).block_until_ready()
       w = step(w, x, train=True).block_until_ready()
   assert len(read_run(tmp_path).steps) == 24
-  assert inside.step.programs == ("step (with gradients)",)
+  [name] = inside.step.programs
+  assert name.startswith("step (") and not name.endswith("without gradients)")

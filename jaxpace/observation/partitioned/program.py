@@ -73,15 +73,14 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
                       for one in tagged if one.enter_tag < 0))
 
 
-def _origin() -> tuple[str, str]:
-  """What tells the function that is compiled from others of its name, on all processes, and its
-  line, for people."""
+def _origin() -> str:
+  """Line of the function that is compiled, of lambdas with the column: a line may have several."""
   code = compiled_code()
   if code is None:
-    return "", ""
+    return ""
   line = collectives.source_line([collectives.Frame(code.co_filename, code.co_firstlineno)]) or ""
   places = [(row, column) for row, _, column, _ in code.co_positions() if row and column]
-  return f"{line} {code.co_qualname} {min(places, default='')}", line
+  return f"{line}:{min(places)[1]}" if places and "<" in code.co_name else line
 
 
 def _kind(request: Request) -> types.ModuleType:

@@ -11,15 +11,17 @@ import collections
 import dataclasses
 import fnmatch
 import re
+import types
 from collections.abc import Mapping, Sequence, Set
 
 import jax
 
+from jaxpace.core.observed import function_of
 from jaxpace.runs.loops import that_train
 
 _BESIDE = re.compile(
     r"(?:^|_)(?:eval\w*|valid\w*|test|predict\w*|infer\w*|sample|generate|init\w*|save|restore|"
-    r"checkpoint\w*|load|metrics?)(?:_|$| \()", re.IGNORECASE)
+    r"checkpoint\w*|load|metrics?)(?:_|$)", re.IGNORECASE)
 """Names of programs that are not the step, as long as there are others."""
 _MOVES = ("_identity_fn", "_multi_slice", "reshard")
 """Names of programs by which JAX moves arrays between devices."""
@@ -41,6 +43,7 @@ _REGULAR = 0.9
 MOST_REPEATS = 64
 """Executions of the main program in one step at most, as in gradient accumulation. A program that
 runs more rarely than once in so many is beside the step."""
+_AS_THEY_ARE: Mapping[str, str] = types.MappingProxyType({})
 FEWEST = 3
 """Executions of the main program without which nothing repeats."""
 
@@ -50,7 +53,7 @@ class Step:
   """What was taken for the step: programs by name, and where one step ends and the next begins."""
 
   programs: tuple[str, ...]
-  """Names, the one that takes most of the time first."""
+  """Titles, as `ObservedProgram` has them: that of what takes most of the time first."""
   cut: str
   """The program at which steps are cut; it runs once per step. Empty where an execution of any of
   them is a step."""
@@ -94,7 +97,8 @@ class Step:
 
 
 def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
-         differentiated: Set[str] = frozenset()) -> Step | None:
+         differentiated: Set[str] = frozenset(), shown: Mapping[str, str] = _AS_THEY_ARE
+         ) -> Step | None:
   """Decides what the step is; None where nothing has repeated yet.
 
   >>> find(["init", *["train_step"] * 4, "evaluate"], {"train_step": 3.0, "evaluate": 9.0}).programs
@@ -105,11 +109,12 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
   ('fit', 'forward')
 
   Args:
-    order: names of the programs executed so far, in order.
+    order: titles of the programs executed so far, in order.
     seconds: time that executions of each took in all.
     match: pattern of the names of the step's programs, such as "train*"; empty where the step is to
       be found.
-    differentiated: names of programs that compute gradients.
+    differentiated: titles of programs that compute gradients.
+    shown: what people call them, where that is less.
   """
   candidates = _candidates(set(order), match)
   counts = collections.Counter(name for name in order if name in candidates)
@@ -134,18 +139,21 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
   cut = ran[0] if not after else ran[-1] if times[ran[-1]] == 1 else once
   programs = tuple(dict.fromkeys((main, *ran)))
   if programs == (main,) and (any_of := _any_of(order, main, trains, seconds)):
-    return Step(any_of, "", False, f"any of {', '.join(any_of)}, none of which takes half the time")
+    names = ", ".join(shown.get(name, name) for name in any_of)
+    return Step(any_of, "", False, f"any of {names}, none of which takes half the time")
   spent, whole = (sum(seconds.get(name, 0.0) for name in some) for some in (
       programs, {*programs, *(trains if main in trains else candidates)}))
   return Step(programs, cut, after, _why([
-      name if times[name] == 1 else f"{name} ({times[name]} times)" for name in programs],
+      shown.get(name, name) + (f" ({times[name]} times)" if times[name] > 1 else "")
+      for name in programs],
       spent, seconds, match), spent / whole if whole else 1.0)
 
 
-def ended_by(step: Step, update: str, times: int) -> Step:
+def ended_by(step: Step, update: str, times: int, shown: Mapping[str, str] = _AS_THEY_ARE) -> Step:
   """The step of one program where another ends it after so many executions."""
+  main, last = (shown.get(name, name) for name in (step.cut, update))
   return Step((*step.programs, update), update, True,
-              f"{step.cut} ({times} times) and {update}, which repeat in turn", step.fraction)
+              f"{main} ({times} times) and {last}, which repeat in turn", step.fraction)
 
 
 def likely(names: Set[str]) -> set[str]:
@@ -155,32 +163,35 @@ def likely(names: Set[str]) -> set[str]:
   return {name for name in candidates if not is_jax(name)} or candidates
 
 
-def is_beside(name: str) -> bool:
+def is_beside(title: str) -> bool:
   """Whether a program's name says that it is no step.
 
   >>> [is_beside(name) for name in ("init_train_state", "evaluate (train.py:9)", "train_step_test")]
   [True, True, False]
   """
+  name = function_of(title)
   beside, step = _BESIDE.search(name), _STEP.search(name)
   return beside is not None and (step is None or beside.start() < step.start())
 
 
-def is_update(name: str) -> bool:
+def is_update(title: str) -> bool:
   """Whether a program's name says that it ends a step, after so many executions of the main one.
 
   >>> [is_update(name) for name in ("apply_gradients", "train_step", "update_target")]
   [True, False, False]
   """
+  name = function_of(title)
   return _UPDATE.search(name) is not None and _COPY.search(name) is None
 
 
-def is_jax(name: str) -> bool:
+def is_jax(title: str) -> bool:
   """Whether a program's name is one of JAX's own functions, which it compiles by themselves: what
   gathers values of all processes, moves arrays, or computes outside of any `jit`.
 
   >>> [is_jax(name) for name in ("_identity_fn", "_psum", "_mean", "_reduce_all", "train_step")]
   [True, True, True, True, False]
   """
+  name = function_of(title)
   said = name.removeprefix("_")
   return name in _MOVES or hasattr(jax.numpy, said.removeprefix("reduce_")) or (
       said not in _CONTROL and hasattr(jax.lax, f"{said}_p"))
@@ -188,7 +199,8 @@ def is_jax(name: str) -> bool:
 
 def _candidates(names: set[str], match: str) -> set[str]:
   if match:
-    return {name for name in names if fnmatch.fnmatchcase(name, match) or match in name}
+    return {name for name in names if match in name
+            or any(fnmatch.fnmatchcase(one, match) for one in (name, function_of(name)))}
   beside = {name for name in names if is_beside(name)}
   return names - beside if any(not is_jax(name) for name in names - beside) else names
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import msgspec
 
-from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.observed import ObservedProgram, function_of
 from jaxpace.core.plan import Collective
 from jaxpace.hosts import distributed
 from jaxpace.observation import programs
@@ -101,7 +101,7 @@ class StepFinder:
     self._ended: collections.defaultdict[str, list[int]] = collections.defaultdict(list)
     self._taken: list[dict[str, Any]] = []
     self._settled = 0
-    self._beside: set[str] = set()  # names of what runs between steps
+    self._beside: set[str] = set()  # titles of what runs between steps
     self._next = first_step
     # Not where the steps are a guess.
     self._final = True
@@ -185,7 +185,7 @@ class StepFinder:
     fresh, self._fresh = self._fresh, []
     steps: list[StepCalls] = []
     for at, each in enumerate(fresh, 1):
-      name = self._name(each[0])
+      name = self._title(each[0])
       if name in self.found.programs:
         self._order.append(each)
         if self._ran and self._times:  # what runs before the first step initializes
@@ -220,7 +220,7 @@ class StepFinder:
     ran = self._ended[name] = [*self._ended[name][-finding.FEWEST:], self._ran]
     every = {later - earlier for earlier, later in itertools.pairwise(ran)}
     regular = len(ran) > finding.FEWEST and len(every) == 1
-    return finding.ended_by(self.found, name, times) if regular and (
+    return finding.ended_by(self.found, name, times, self._source.shown()) if regular and (
         1 < (times := every.pop()) <= finding.MOST_REPEATS) else None
 
   def _takes_place(self, name: str) -> bool:
@@ -248,13 +248,13 @@ class StepFinder:
     numbers &= self._source.by_number.keys()
     if not numbers:
       return False
-    likely = finding.likely({self._name(number) for number in numbers})
-    main = self._name(max((number for number in numbers if self._name(number) in likely),
+    likely = finding.likely({self._title(number) for number in numbers})
+    main = self._title(max((number for number in numbers if self._title(number) in likely),
                           key=self._collector.spent))
-    if "step" in main:
+    if "step" in function_of(main):
       return False
     # It may have been compiled twice, for what it is given first and for what it returns.
-    order = [each for number in sorted(numbers) if self._name(number) == main
+    order = [each for number in sorted(numbers) if self._title(number) == main
              for each in self._iterations(self._source.by_number[number].program)]
     self._fresh = order or self._fresh
     return bool(order)
@@ -280,7 +280,7 @@ class StepFinder:
 
   def _cut(self, last: bool) -> list[StepCalls]:
     assert self.found is not None
-    names = [self._name(number) for number, _ in self._order]
+    names = [self._title(number) for number, _ in self._order]
     places, done = self.found.steps(names, last)
     steps = [self._step(begin, end) for begin, end in places]
     self._order = self._order[done:]
@@ -291,8 +291,8 @@ class StepFinder:
 
   @property
   def _differentiated(self) -> set[str]:
-    """Names of programs that compute gradients."""
-    return {each.program.name for each in self._source.by_number.values()
+    """Titles of programs that compute gradients."""
+    return {each.program.title for each in self._source.by_number.values()
             if each.program.differentiated}
 
   def _note_beside(self, names: Set[str]) -> None:
@@ -305,14 +305,14 @@ class StepFinder:
 
   def _find(self, last: bool) -> Step | None:
     """The step, as far as this process can tell; None as long as it isn't sure."""
-    names = [self._name(number) for number, _ in self._fresh[-_LOOK_BACK:]]
+    names = [self._title(number) for number, _ in self._fresh[-_LOOK_BACK:]]
     # Not while nothing runs: the first step compiles for minutes, after an evaluation.
     lasted = self._latest - (self._since or self._latest)
     if not last and (len(names) < _SURE_STEPS or lasted < _SURE_SECONDS):
       return None
     seconds: dict[str, float] = collections.defaultdict(float)
     for number in {number for number, _ in self._fresh}:
-      seconds[self._name(number)] += self._collector.seconds(number)
+      seconds[self._title(number)] += self._collector.seconds(number)
     found = self._first(names, seconds)
     if found is not None and not self._final and finding.is_jax(found.programs[0]):
       return None
@@ -328,7 +328,7 @@ class StepFinder:
     """The step of the first loop among some executions; what it was before, if that goes on after
     something else."""
     found = finding.find(names, {name: seconds[name] for name in {*names}}, self._match,
-                         self._differentiated)
+                         self._differentiated, self._source.shown())
     if found is None or self._match or self._goes_on(found):
       return found
     before = list(itertools.takewhile(lambda name: name not in found.programs, names))
@@ -336,8 +336,8 @@ class StepFinder:
     earlier = any(self._is_as_likely(name, found.programs[0]) for name in often)
     return self._first(before, seconds) if earlier else found
 
-  def _name(self, number: int) -> str:
-    return self._source.by_number[number].program.name
+  def _title(self, number: int) -> str:
+    return self._source.by_number[number].program.title
 
   def _step(self, begin: int, end: int) -> StepCalls:
     ranges: list[Range] = []
@@ -357,7 +357,7 @@ class StepFinder:
     for number, execution in self._others:
       kept.setdefault(number, execution)
     for number in self._source.runs & self._source.by_number.keys():
-      if self._name(number) not in self.found.programs:
+      if self._title(number) not in self.found.programs:
         for buffer in range(self._collector.buffers):
           self._collector.take(buffer, number, kept.get(number, math.inf))
 

@@ -3,6 +3,7 @@ devices did in each step; where an instrumented step is in them, with what its p
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -94,7 +95,7 @@ class PlannedPrograms:
     if not self._step:
       return met
     names = {name for one in (self._step, *self._step["before"]) for name in one["programs"]}
-    return [each for each in met if each.program.name in names]
+    return [each for each in met if each.program.title in names]
 
   def buffers(self, collector: Collector) -> dict[int, list[int]]:
     """Device buffers that each of the programs that steps may run writes to, by its number."""
@@ -196,7 +197,7 @@ class PlannedPrograms:
     return program.blocks[call]
 
   def tell_step(self, step: dict[str, Any]) -> None:
-    """Says which programs were found to be the step, for `run.json`."""
+    """Says which programs were found to be the step, by their titles, for `run.json`."""
     if step["first_step"] != self._step.get("first_step"):
       self._slots_before = self._slots
     self._step, self._plan = step, None
@@ -242,8 +243,23 @@ class PlannedPrograms:
                 name for each in planned for name in each.program.decisions)])),
             "overflow": 0, "source": "observe"}
     settings = {"mesh": mesh, "axis": list(mesh)} if mesh else {}
-    return StepPlan(planned, told, detail, {**settings, **({"step": self._step} if self._step
+    return StepPlan(planned, told, detail, {**settings, **({"step": self._step_told()} if self._step
                                                            else {})})
+
+  def shown(self) -> dict[str, str]:
+    """By its title, what people call each program: its name, where no other has that."""
+    names = {each.program.title: each.program.name for each in list(self.by_number.values())}
+    times = collections.Counter(names.values())
+    return {title: name if times[name] == 1 else title for title, name in names.items()}
+
+  def _step_told(self) -> dict[str, Any]:
+    shown = self.shown()
+
+    def told(one: Mapping[str, Any]) -> dict[str, Any]:
+      return {**one, **{key: [shown.get(title, title) for title in one[key]]
+                        for key in ("programs", "beside") if key in one}}
+
+    return {**told(self._step), "before": [told(one) for one in self._step["before"]]}
 
 
 def _ranks_of(programs: Iterable[PlannedProgram]) -> set[int]:
@@ -258,7 +274,7 @@ def buffers_of(program: ObservedProgram, ranks: Mapping[int, int]) -> list[int]:
 def _same(one: ObservedProgram, other: ObservedProgram) -> bool:
   """Whether two programs have the same collectives, each in the same place."""
   def key(program: ObservedProgram) -> tuple[Any, ...]:
-    return program.name, program.ranks, program.bare, [
+    return program.title, program.ranks, program.bare, [
         (each.index, each.kind, each.bytes, each.dtypes, each.groups, each.pairs, each.phase,
          each.loops and
          [loop.trips for loop in each.loops]) for each in program.collectives]

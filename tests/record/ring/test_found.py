@@ -17,11 +17,14 @@ class Source:
   def __init__(self, names):
     self.numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     self.by_number = {number: types.SimpleNamespace(program=types.SimpleNamespace(
-        name=name, differentiated=name in TRAIN)) for name, number in self.numbers.items()}
+        title=name, differentiated=name in TRAIN)) for name, number in self.numbers.items()}
     self.runs, self.told = frozenset(self.by_number), {}
 
   def tell_step(self, step):
     self.told = step
+
+  def shown(self):
+    return {}
 
 
 class Collector:
@@ -42,7 +45,7 @@ class Collector:
     return found
 
   def seconds(self, number):
-    return self.ran[number] * SECONDS.get(self.source.by_number[number].program.name, 1.0)
+    return self.ran[number] * SECONDS.get(self.source.by_number[number].program.title, 1.0)
 
   def take(self, buffer, number, before):
     self.kept[number] = before
