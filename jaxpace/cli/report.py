@@ -14,6 +14,7 @@ from jaxpace.show.console import check_target, make_console, write_file
 if TYPE_CHECKING:
   from jaxpace.diagnose.diagnosis import Diagnosis
   from jaxpace.diagnose.hang import Hang
+  from jaxpace.runs.run import Run
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.
@@ -28,6 +29,9 @@ examples:
   jaxpace report runs/demo --steps 1000:1200 --chrome demo.json
 """
 LESS = "report on a window of it with --steps A:B"
+_MOST_ROWS = 1 << 20
+"""Steps of all ranks together of another loop that a report looks at: the report of a large run
+takes little longer for it."""
 _COUNT = running.number("the number of ranks", 1, (1 << 24) - 1)
 
 
@@ -106,8 +110,12 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
   fabric = read_fabric(args.floor) if args.floor else None
   counting = args.progress.counting
   recorded = read_run(args.run, window=args.steps, progress=counting("Reading"))
-  diagnosis = diagnose(recorded, counting("Adding up"), asked=asked, fabric=fabric,
-                       links=read_links(args.run), events=read_events(args.run, recorded.id))
+  links = read_links(args.run)
+  in_loops = [diagnose(read_run(args.run, window=window, progress=counting("Reading")),
+                       counting("Adding up"), fabric=fabric, links=links)
+              for window in _other_loops(recorded)]
+  diagnosis = diagnose(recorded, counting("Adding up"), asked=asked, fabric=fabric, links=links,
+                       events=read_events(args.run, recorded.id), in_loops=in_loops)
   document = to_json(diagnosis, hang) if args.json or args.html else {}
   drawn = forecast = None
   # Both need scipy, which other reports don't wait for.
@@ -134,6 +142,16 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
   if args.chrome:
     write_plain(_write_timeline(diagnosis, args.chrome), sys.stderr)
   return running.Answer(show, lambda: document | ({"series": drawn} if args.series else {}))
+
+
+def _other_loops(run: Run) -> list[tuple[int, int]]:
+  """First and one past the last step of the other loops, of a long one the last steps, in which
+  the report looks for late ranks as it does in its own."""
+  from jaxpace.diagnose.limits import LISTED
+
+  most = max(1, _MOST_ROWS // run.ranks)
+  return [(max(first, last + 1 - most), last + 1)
+          for first, last in (loop.longest for loop in run.loops[1:LISTED + 1])]
 
 
 def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:

@@ -47,8 +47,8 @@ from jaxpace.runs.run import Run
 
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
              asked: Sequence[WhatIfRequest] = (), fabric: MeasuredFabric | None = None,
-             links: ProbedLinks | None = None,
-             events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
+             links: ProbedLinks | None = None, events: Sequence[Mapping[str, Any]] = (),
+             in_loops: Sequence[Diagnosis] = ()) -> Diagnosis:
   """Diagnoses a recorded run.
 
   Args:
@@ -60,6 +60,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       the slow host or link of contended transfers where the hosts' counters don't.
     events: what watchdogs found, as `jaxpace.hang.alarms.read_events` returns it; goes
       into the notes.
+    in_loops: what was found in the run's other loops, in their order; goes into the notes.
 
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
@@ -68,7 +69,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   late = who(totals, fabric, links)
   case = why(late)
   saved = worth(case, asked)
-  return words(case, saved, fabric, events)
+  return words(case, saved, fabric, events, in_loops)
 
 
 def count(run: Run) -> SelectedSteps:
@@ -125,7 +126,8 @@ def why(case: EvidenceInputs) -> EvidenceInputs:
 
 
 def words(case: EvidenceInputs, saved: Worth, fabric: MeasuredFabric | None = None,
-          events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
+          events: Sequence[Mapping[str, Any]] = (),
+          in_loops: Sequence[Diagnosis] = ()) -> Diagnosis:
   """Puts it into words: verdict, notes, and a sentence where mending saves more than its share."""
   run, selected, totals, floor, times = case.run, case.selected, case.totals, case.floor, case.steps
   at = shares_by_collective(run, selected, totals, floor)
@@ -138,7 +140,8 @@ def words(case: EvidenceInputs, saved: Worth, fabric: MeasuredFabric | None = No
       events=tuple(events), stages=stages(case),
       waits=where_waits_are(run, at), overlap=overlap(at, totals.computing / max(1, selected.size)))
   found = dataclasses.replace(found, findings=tuple(_explained(found, f) for f in found.findings))
-  return dataclasses.replace(found, verdict=verdict_on(found), notes=notes_on(found, fabric))
+  return dataclasses.replace(found, verdict=verdict_on(found),
+                             notes=notes_on(found, fabric, in_loops))
 
 
 def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:

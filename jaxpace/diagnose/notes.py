@@ -18,6 +18,7 @@ from jaxpace.diagnose.mechanism import crowded_processors, switches
 from jaxpace.diagnose.phases import on_purpose
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
+from jaxpace.diagnose.verdict import on_late_ranks
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.names import NAMED, joined, milliseconds, name_rank, percent
@@ -30,11 +31,13 @@ from jaxpace.runs.run import Run
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
-def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Sentence, ...]:
-  """Sentences on how the numbers came about; the reader's own problems are the run's."""
+def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None,
+             in_loops: Sequence[Diagnosis] = ()) -> tuple[Sentence, ...]:
+  """Sentences on how the numbers came about; the reader's own problems are the run's. `in_loops`
+  is what was found in the other loops."""
   run, unfinished = facts.run, facts.selected.unfinished
   notes: list[Sentence] = []
-  notes += _loops(run)
+  notes += _loops(run, in_loops)
   if facts.selected.impossible:
     notes.append(Note.IMPOSSIBLE_STEPS.say(steps=plural(facts.selected.impossible, "step")))
   if facts.selected.warmup.size:
@@ -86,21 +89,24 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
   return (*notes, *facts.on_sampling, *hung(facts.events))
 
 
-def _loops(run: Run) -> list[Sentence]:
-  """Says what else ran in a loop."""
+def _loops(run: Run, found: Sequence[Diagnosis]) -> list[Sentence]:
+  """Says what else ran in a loop, and who is late there."""
   if len(run.loops) < 2:
     return []
   own, *others = run.loops
   return [Note.OTHER_LOOPS.say(
       loops=plural(len(run.loops), "loop"), step=joined(own.programs),
       part=percent(own.seconds / sum(loop.seconds for loop in run.loops)),
-      others=joined([_loop(loop) for loop in others[:LISTED]]))]
+      others=joined([_loop(loop) for loop in others[:LISTED]])),
+      *(Note.LATE_IN_LOOP.say(step=joined(loop.programs), said=said[0].lower() + said[1:],
+                              first=other.run.window[0], stop=other.run.window[1])
+        for loop, other in zip(others, found, strict=False) if (said := on_late_ranks(other)))]
 
 
 def _loop(loop: Loop) -> str:
-  first, last = loop.spans[0]
-  later = ", and later" if loop.spans[1:] else ""
-  return f"{joined(loop.programs)}, {duration(loop.seconds)} (`--steps {first}:{last + 1}`{later})"
+  times = f", the longest of {len(loop.spans)} times" if loop.spans[1:] else ""
+  first, last = loop.longest
+  return f"{joined(loop.programs)}, {duration(loop.seconds)} (`--steps {first}:{last + 1}`{times})"
 
 
 def _waited(run: Run, step: int) -> float:

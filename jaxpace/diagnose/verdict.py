@@ -39,6 +39,13 @@ def verdict_on(facts: Diagnosis) -> Sentence:
   return Verdict.UNSEEN_RANKS.say(unseen=hidden, others=others, said=_lower(said))
 
 
+def on_late_ranks(facts: Diagnosis) -> str:
+  """What a verdict says of the costliest finding that names ranks; empty where that is none, or
+  costs little."""
+  return next((_of_mode(facts, finding) for finding in facts.findings
+               if finding.ranks and _worth(facts, finding) >= COSTLY), "")
+
+
 def _on_those_seen(facts: Diagnosis) -> Sentence:
   run, step_time, earliness = facts.run, facts.step_time, facts.lateness.earliness
   if step_time is None:

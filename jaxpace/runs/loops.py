@@ -41,6 +41,11 @@ class Loop:
   seconds: float = 0.0
   """From its first step's beginning to its last one's end, summed over the times."""
 
+  @property
+  def longest(self) -> tuple[int, int]:
+    """The first and the last step of the time when it ran for most steps."""
+    return max(self.spans, key=lambda span: span[1] - span[0])
+
   def holds(self, steps: np.ndarray) -> np.ndarray:
     """[n] bool, which of [n] step numbers are its own."""
     return np.any(list(self._times(steps)), axis=0)

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from jaxpace.cli import report as report_command
 from jaxpace.cli.main import main
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.words.codes import Silence, Verdict
@@ -21,6 +22,7 @@ from jaxpace.runs import reader
 from tests.hang.test_read import Directory
 from tests.quick import long
 from tests.synthetic import synthetic_runs
+from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_runs import SyntheticJob
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -296,3 +298,31 @@ def test_without_rings_there_is_no_more_to_say_than_before(tmp_path, capsys):
   shutil.rmtree(tmp_path / "run" / "marks")
   assert main(["report", str(tmp_path / "run")]) == 2
   assert "without a single recorded step" in shown(capsys)[1]
+
+
+@pytest.mark.parametrize("seconds, most, window", [
+    (20e-3, None, "0:90"), (20e-3, 200, "40:90"), (0.0, None, None)])
+def test_who_is_late_in_another_loop_is_said_in_the_words_of_a_report_on_it(
+    tmp_path, monkeypatch, seconds, most, window):
+  late = Fault("compute", seconds, (3,), end=90 / 400)
+  synthetic_runs.write(tmp_path / "run", SyntheticJob(
+      ranks=4, steps=400, processes=4, noise=0.02, faults=(late,)))
+  info = json.loads((tmp_path / "run/run.json").read_text())
+  info["settings"] = {"step": {"programs": ["fit"], "trains": True, "first_step": 91, "before": [
+      {"programs": ["pretrain"], "trains": True, "first_step": 0}]}}
+  (tmp_path / "run/run.json").write_text(json.dumps(info))
+  monkeypatch.setattr(report_command, "_MOST_ROWS", most or report_command._MOST_ROWS)
+
+  def said(*options):
+    assert report(tmp_path / "run", "--json", tmp_path / "said.json", *options) == 0
+    return json.loads((tmp_path / "said.json").read_text())
+
+  document = said()
+  assert document["verdict_code"] == "healthy" and document["first_step"] == 91
+  notes = dict(zip(document["note_codes"], document["notes"], strict=True))
+  assert "it also ran pretrain" in notes["other_loops"]
+  assert ("late_in_loop" in notes) == (window is not None)
+  if window is not None:
+    verdict = said("--steps", window)["verdict"]
+    assert notes["late_in_loop"] == (f"In the loop of pretrain, {verdict[0].lower()}{verdict[1:]} "
+                                     f"`--steps {window}` says more.")

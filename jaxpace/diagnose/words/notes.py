@@ -20,6 +20,8 @@ class Note(Code):
   OTHER_LOOPS = ("other_loops", "report: other programs ran in loops before or after",
       "The program ran in {loops}, one after the other. This report is about that of {step}, "
       "with {part} of their time; it also ran {others}.")
+  LATE_IN_LOOP = ("late_in_loop", "report: somebody is late in another loop than it is on",
+      "In the loop of {step}, {said} `--steps {first}:{stop}` says more.")
   UNMEASURED = ("unmeasured", "report: steps without a recorded exit before them",
       "{steps} can't be measured: a step counts from the exit before it, which is not "
       "recorded.")
