@@ -18,6 +18,7 @@ from jaxpace.diagnose.limits import (
   FEWEST,
   MIN_STEPS,
   MOST,
+  NEARLY_ALL,
   PART,
   SELDOM,
   SHOWS,
@@ -27,7 +28,8 @@ from jaxpace.diagnose.mechanism import crowded_processors
 from jaxpace.diagnose.modes import amplification, contention, jitter, straggler
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, FewPauses, Finding, Unnamed
 from jaxpace.diagnose.modes.straggler import excess
-from jaxpace.diagnose.phases import beyond_usual, on_purpose, pauses_in
+from jaxpace.diagnose.phases import beyond_usual, on_purpose, one_alone, pauses_in
+from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.diagnose.stopped import stopped_in
 from jaxpace.diagnose.what_if import has_gaps
 from jaxpace.diagnose.words.codes import Verdict
@@ -174,8 +176,8 @@ _TRANSFERS = "transfers far longer than usual, as when a process stops or loses 
 def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
   """Long pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
 
-  A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work
-  hides costs nothing.
+  A step is taken to lose to them no more than its gap, mean over ranks, and what others wait for
+  that: what the devices' work hides costs nothing.
   """
   run, selected = case.run, case.selected
   if not selected.size or any(finding.mode == Verdict.JITTER for finding in case.findings):
@@ -186,13 +188,21 @@ def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
   # what all ranks do alike: one that pauses alone makes the others wait
   alone = np.nan_to_num(case.totals.earliness.sum(axis=0))
   meant = on_purpose(run)
-  unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone - meant, 0.0)
+  longer = gap - np.median(gap[selected.mask]) - meant
+  unmeasured = np.maximum(longer - alone, 0.0)
+  with_waiting = 1.0 + ratio(case.totals.waiting_gap, longer, 0.0)
   causes: list[tuple[str, np.ndarray]] = []
   for name, paused in pauses_in(run).items():
     if len(paused):
-      lost = np.minimum(beyond_usual(paused, selected).mean(axis=0), gap)
+      beyond = beyond_usual(paused, selected)
+      lost = np.minimum(beyond.mean(axis=0), gap)
       unmeasured = np.maximum(unmeasured - lost, 0.0)
-      causes.append((PAUSES[name].label, lost))
+      label, one = PAUSES[name].label, one_alone(beyond[:, lost >= PART * step_time])
+      if one is not None:
+        whose = name_process(run, int(run.host_causes.processes[one]))
+        label += f" on {whose}, and waiting for it,"
+        lost = np.where(beyond[one] >= NEARLY_ALL * beyond.sum(axis=0), lost * with_waiting, lost)
+      causes.append((label, lost))
   transfers = _long_transfers(case)
   why: dict[str, str] = {}
   for process, at in stopped_in(run, transfers, MOST * step_time).items():

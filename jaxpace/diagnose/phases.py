@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnose.accounting import account
-from jaxpace.diagnose.limits import SAMPLED
+from jaxpace.diagnose.limits import NEARLY_ALL, SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps, medians_known
 from jaxpace.diagnose.step_times import counted
 from jaxpace.runs.run import OTHERS, PAUSES, Run
@@ -97,6 +97,14 @@ def pauses_in(run: Run) -> dict[str, np.ndarray]:
   if OTHERS in found:
     found[OTHERS] = found[OTHERS] - on_purpose(run)
   return found
+
+
+def one_alone(paused: np.ndarray) -> int | None:
+  """Row of the process that holds nearly all of these pauses, [P, K] s; None where none does, or
+  there is no other."""
+  held = paused.sum(axis=1)
+  most = int(held.argmax())
+  return most if len(held) > 1 and held[most] >= NEARLY_ALL * held.sum() > 0 else None
 
 
 def on_purpose(run: Run) -> np.ndarray:

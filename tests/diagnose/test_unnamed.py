@@ -54,7 +54,21 @@ def test_what_one_process_of_four_does_counts_for_a_quarter():
   (gc,) = [note for note in notes if PAUSES["gc"].label in note]
   # What no column shows is on three of the four.
   (rest,) = [note for note in notes if note is not gc]
-  assert numbers(gc)[0] == 450 and numbers(rest)[0] == 1350
+  assert "on process 0 (host0), and waiting for it, took 450.0 ms" in gc
+  assert numbers(rest)[0] == 1350
+
+
+@pytest.mark.parametrize("at", [[50, 150], [50, 51, 150, 151]])
+def test_what_others_wait_for_the_one_process_that_pauses_counts_too(at):
+  gap = np.full((RANKS, STEPS), 0.1)
+  gap[2, at] += 900.0
+  diagnosis = diagnose(run_of(noisy(), gap, checkpoint=gap - 0.1))
+  share = 900 * len(at) / (diagnosis.step_time.mean * 1e3 * diagnosis.selected.size)
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
+  said = "checkpoints on process 2 (host2), and waiting for it, took "
+  assert f"{said}{100 * share:.0f} % of the time in {len(at)} steps" in diagnosis.verdict
+  took = numbers(only(diagnosis.notes, Note.FEW_PAUSES).partition(said)[2])
+  assert took[0] == pytest.approx(900 * len(at), rel=0.01)
 
 
 def test_a_pause_that_the_devices_hide_costs_nothing():

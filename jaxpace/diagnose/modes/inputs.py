@@ -62,7 +62,7 @@ class FewPauses(NamedTuple):
   """What one cause took beyond its usual time."""
 
   cause: str  # for people
-  seconds: float  # in all, mean over processes
+  seconds: float  # in all, mean over processes, with the waiting for one that alone pauses
   share: float  # of all the time counted
   steps: np.ndarray  # numbers of the steps with a long one
   longest: float  # seconds, mean over processes
