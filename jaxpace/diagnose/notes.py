@@ -13,7 +13,7 @@ from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
-from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
+from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED, MOST, PART
 from jaxpace.diagnose.mechanism import crowded_processors, switches
 from jaxpace.diagnose.phases import on_purpose
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
@@ -50,7 +50,8 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None,
   if others.size:
     whole = float(others.sum() + facts.steps.sum())
     notes.append(Note.OTHER_SHAPES.say(steps=plural(others.size, "step"),
-        mean=milliseconds(float(others.mean())), part=percent(float(others.sum()) / whole)))
+        mean=milliseconds(float(others.mean())), part=percent(float(others.sum()) / whole),
+        paused=_paused_before(facts)))
   if run.aggregated is not None and facts.step_time and facts.selected.size < facts.counted:
     notes.append(Note.IN_FULL.say(detailed=facts.selected.size,
         steps=plural(facts.counted, "step")))
@@ -101,6 +102,19 @@ def _loops(run: Run, found: Sequence[Diagnosis]) -> list[Sentence]:
       *(Note.LATE_IN_LOOP.say(step=joined(loop.programs), said=said[0].lower() + said[1:],
                               first=other.run.window[0], stop=other.run.window[1])
         for loop, other in zip(others, found, strict=False) if (said := on_late_ranks(other)))]
+
+
+def _paused_before(facts: Diagnosis) -> str:
+  """Who pauses before steps of other shapes, where that is much of what these take."""
+  gaps, usual = facts.selected.gap_of_others, facts.phases.get("gap")
+  if not gaps.size or usual is None or not np.isfinite(gaps).any():
+    return ""
+  beyond = np.nan_to_num(gaps - usual)
+  own = np.flatnonzero(beyond >= MOST * beyond.max())
+  if not beyond.max() >= PART * facts.selected.of_others.mean():
+    return ""
+  who = "all ranks" if len(own) == np.isfinite(gaps).sum() else f"{some_ranks(own)} alone"
+  return f": before each, {who} spent {milliseconds(float(gaps[own].mean()))} between steps"
 
 
 def _loop(loop: Loop) -> str:

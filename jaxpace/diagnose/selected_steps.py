@@ -43,6 +43,8 @@ class SelectedSteps(NamedTuple):
   times_in_all: np.ndarray | None = None
   # [n] s, how long those take that are left out since the step was compiled for them anew
   of_others: np.ndarray = np.empty(0)
+  # [R] s, mean gap before these, NaN where not known
+  gap_of_others: np.ndarray = np.empty(0)
 
   @property
   def size(self) -> int:
@@ -213,6 +215,8 @@ def count_steps(run: Run) -> SelectedSteps:
   mask &= ~warmup
   others = np.zeros_like(mask) if every.others is None else every.others
   of_others = times[mask & others]
+  gaps = (np.empty(0) if every.gap_of_others is None or not of_others.size
+          else mean_known(every.gap_of_others[:, mask[others]], axis=1))
   mask &= ~others
   counted = times[mask]
   of_all = None, None
@@ -221,7 +225,7 @@ def count_steps(run: Run) -> SelectedSteps:
     mask = mask[_places(run)]
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
   return SelectedSteps(mask, left_out, _even_blocks(mask, blocks), blocks, left_out[:0], 0,
-                       impossible, *of_all, of_others)
+                       impossible, *of_all, of_others, gaps)
 
 
 def _even_blocks(mask: np.ndarray, blocks: int) -> np.ndarray:

@@ -22,7 +22,7 @@ def verdict_on(facts: Diagnosis) -> Sentence:
   can't see."""
   if missing := unrecorded(facts.run):
     return missing
-  said = _on_those_seen(facts)
+  said = _with_other_shapes(facts, _on_those_seen(facts))
   # What names a rank does not clear it.
   named_ranks = {rank for finding in facts.findings if finding.mode != Verdict.CONTENTION
                  for rank in finding.ranks}
@@ -37,6 +37,20 @@ def verdict_on(facts: Diagnosis) -> Sentence:
   # What may be waiting for them is no crowded fabric before they are seen.
   others = "As far as the others tell" if facts.findings else "Of the others"
   return Verdict.UNSEEN_RANKS.say(unseen=hidden, others=others, said=_lower(said))
+
+
+def _with_other_shapes(facts: Diagnosis, said: Sentence) -> Sentence:
+  """A verdict with a word on steps that it leaves out, where they take much more than others."""
+  others = facts.selected.of_others
+  if facts.step_time is None or not others.size:
+    return said
+  whole = float(others.sum() + facts.steps.sum())
+  if others.sum() - others.size * facts.step_time.mean < COSTLY * whole:
+    return said
+  more = Verdict.OTHER_SHAPES.say(part=percent(float(others.sum()) / whole))
+  if said.code == Verdict.HEALTHY:
+    return Sentence(more.code, f"No lasting fault{said.removeprefix('Healthy')} {more}")
+  return Sentence(said.code, f"{said} {more}")
 
 
 def on_late_ranks(facts: Diagnosis) -> str:

@@ -183,6 +183,8 @@ class AllSteps(NamedTuple):
   uneven: np.ndarray | None = None
   # [K] bool, which are known to have run in another shape than the detailed ones
   others: np.ndarray | None = None
+  # [R, n] float32 s, gap before each of these, NaN where null
+  gap_of_others: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -333,13 +335,14 @@ class Run:
     assert self.end_ns is not None
     before = np.maximum(at - 1, 0)
     known = (at > 0) & (self.steps[before] == steps - 1)
+    gap = None if others is None else self.durations.get("gap")
     previous = np.where(known & (self.attempt[:, before] == attempt), self.end_ns[:, before],
                         MISSING)
     return dataclasses.replace(
         part, attempt=attempt, end_ns=None, previous_exit=previous,
         aggregated=AllSteps(self.steps, self.attempt, self.end_ns, self.durations.get("sync"),
                             self.durations.get("delay_applied"), self.guard.get("work_uneven"),
-                            others))
+                            others, None if gap is None else gap[:, others]))
 
 
 def cut(run: Run, first: int) -> Run:

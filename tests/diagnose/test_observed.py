@@ -196,7 +196,7 @@ def test_a_turn_that_did_not_run_has_no_rows_and_costs_nothing(tmp_path):
   assert sum(diagnosis.shares.values()) == pytest.approx(1)
 
 
-def two_shapes(folder, which, **changes):
+def two_shapes(folder, which, *causes, **changes):
   """A run whose steps are of another shape where `which` says so, of their numbers."""
   def twice(entries):
     return {"collectives": [{**e, "program": 0} for e in entries] + [
@@ -207,7 +207,7 @@ def two_shapes(folder, which, **changes):
                              + np.where(which(columns["step"]), SLOTS, 0).astype(np.int32))
     return np.ones(len(columns["step"]), bool)
 
-  write(folder, job(**changes), keep=moved)
+  write(folder, job(*causes, **changes), keep=moved)
   changed(folder, twice)
   return read_run(folder)
 
@@ -228,7 +228,19 @@ def test_of_several_shapes_the_report_is_on_the_one_that_ran_most(tmp_path):
   # What the shares are shares of is these steps' time alone: the others may hold an evaluation.
   assert diagnosis.counted == diagnosis.selected.size == 216
   said, = (note for note in diagnosis.notes if note.code == Note.OTHER_SHAPES)
-  assert "23 steps of others" in said and "9.6 % of the time" in said
+  assert "23 steps of others" in said and "9.6 % of the time, are left out." in said
+  assert diagnosis.verdict.code == Verdict.HEALTHY and "shape" not in diagnosis.verdict
+
+
+@pytest.mark.parametrize("ranks, who", [((5,), "rank 5 alone"), ((), "all ranks")])
+def test_pauses_before_steps_of_another_shape_are_told_with_their_ranks(tmp_path, ranks, who):
+  run = two_shapes(tmp_path, lambda steps: steps % 10 == 9,
+                   Cause("pause", 0.3, ranks, every=10), every=1)
+  diagnosis = diagnose(run)
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.OTHER_SHAPES
+  assert "Healthy" not in diagnosis.verdict and "took 36 % of the time" in diagnosis.verdict
+  said, = (note for note in diagnosis.notes if note.code == Note.OTHER_SHAPES)
+  assert f"left out: before each, {who} spent 300.5 ms between steps." in said
 
 
 def test_a_step_of_two_programs_has_the_collectives_of_both(tmp_path):

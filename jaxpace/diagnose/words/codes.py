@@ -117,6 +117,8 @@ class Verdict(Code):
       "loop does there (`recorder.measure` names it), prefetch data, and wait for results less "
       "often.")
   FEW_PAUSES = "few_pauses", "no finding, but few long pauses take much of the time"
+  OTHER_SHAPES = ("other_shapes", "no finding, but steps of another shape take much of the time",
+      "Steps of another shape, which are left out here, took {part} of the time (see the notes).")
   UNNAMED_WAITING = ("unnamed_waiting", "no finding, but much waiting without a cause that shows",
       "No lasting fault: no rank is persistently late, and the waiting ({part} of the time) "
       "{where}: see the notes.")

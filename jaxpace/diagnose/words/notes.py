@@ -31,7 +31,7 @@ class Note(Code):
       "when come from all.")
   OTHER_SHAPES = ("other_shapes", "report: steps of other shapes are left out",
       "The step was compiled in several shapes: this is about the one that ran most. {steps} of "
-      "others, {mean} each on average and {part} of the time, are left out.")
+      "others, {mean} each on average and {part} of the time, are left out{paused}.")
   LOWER_BOUND = ("lower_bound", "report: contention is a lower bound",
       "Contention is a lower bound: it is what transfers take beyond the quickest stretch of "
       "{width} steps in this run, not beyond a quiet fabric, which `jaxpace bench` measures.")

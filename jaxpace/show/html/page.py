@@ -58,8 +58,8 @@ def page(document: dict[str, Any]) -> str:
   return "<!DOCTYPE html>\n" + element("html", head, body, lang="en")
 
 
-_NOT_LASTING = (Verdict.FEW_PAUSES, Verdict.UNNAMED_WAITING, Verdict.DATA_WAITS,
-                Verdict.SLOW_TRANSFERS, Verdict.IDLE_BETWEEN)
+_NOT_LASTING = (Verdict.FEW_PAUSES, Verdict.OTHER_SHAPES, Verdict.UNNAMED_WAITING,
+                Verdict.DATA_WAITS, Verdict.SLOW_TRANSFERS, Verdict.IDLE_BETWEEN)
 """What takes time and is no finding."""
 
 
