@@ -14,7 +14,7 @@ from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, seconds_of
 from jaxpace.diagnose.forecast_sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
-from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
+from jaxpace.diagnose.limits import INTERVAL, LEAST, LISTED, MIN_STEPS, SCHEMA
 from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.diagnose.words.codes import ChangeCode, Verdict, codes
 from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, signed
@@ -189,6 +189,7 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   short, long = sorted((a.selected.size, b.selected.size))
   if short * 4 < long:
     notes.append(Note.STEPS_DIFFER.say(a=a.selected.size, b=b.selected.size))
+  notes += [_one_loop(letter, d.run) for letter, d in (("A", a), ("B", b)) if d.run.loops[1:]]
   programs = [_programs(d.run) for d in (a, b)]
   if all(programs) and {*map(function_of, programs[0])} != {*map(function_of, programs[1])}:
     notes.append(Note.PROGRAMS_DIFFER.say(a=joined(programs[0]), b=joined(programs[1])))
@@ -204,6 +205,14 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   if differing := _settings(a.run, b.run):
     notes.append(Note.SETTINGS_DIFFER.say(settings="; ".join(differing)))
   return notes
+
+
+def _one_loop(letter: str, run: Run) -> Sentence:
+  own, *others = run.loops
+  spans = [(loop, *loop.longest) for loop in others[:LISTED]]
+  return Note.ONE_LOOP.say(run=letter, step=joined(own.programs), others=joined(
+      [f"{joined(loop.programs)} (`--steps-{letter.lower()} {first}:{last + 1}`)"
+       for loop, first, last in spans]))
 
 
 def _programs(run: Run) -> tuple[str, ...]:

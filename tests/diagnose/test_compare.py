@@ -16,6 +16,7 @@ from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.words.codes import ChangeCode, codes
 from jaxpace.diagnose.words.notes import Note
+from jaxpace.runs.loops import Loop
 from jaxpace.runs.run import RunError
 from tests.diagnose.synthetic import run_of
 from tests.lib.said import numbers, only
@@ -152,6 +153,18 @@ def test_steps_of_different_programs_are_said_to_be(programs, differ):
   found = compare(*(diagnose(run) for run in runs))
   assert [note for note in codes(found.notes) if note == "programs_differ"] == (
       ["programs_differ"] if differ else [])
+
+
+def test_of_a_run_of_several_loops_it_is_said_which_is_compared():
+  run, other = (run_of(dataclasses.replace(JOB, steps=100))[0] for _ in range(2))
+  loops = (Loop(("fit",), ((91, 190),), seconds=2.0),
+           Loop(("pretrain",), ((0, 9), (50, 89)), seconds=1.0))
+  run = dataclasses.replace(run, loops=loops)
+  notes = {note.code: note for note in compare(diagnose(other), diagnose(run)).notes}
+  assert notes["one_loop"] == (
+      "B ran in several loops, one after the other: this compares that of fit, not pretrain "
+      "(`--steps-b 50:90`).")
+  assert "one_loop" not in codes(compare(diagnose(other), diagnose(other)).notes)
 
 
 def test_the_command_its_exit_status_and_json(tmp_path, capsys):

@@ -137,6 +137,9 @@ class Note(Code):
       "hosts": "A ran on {a}, B on {b}."})
   STEPS_DIFFER = ("steps_differ", "compare: one run is much shorter",
       "A counts {a:,} steps and B {b:,}: the interval is as wide as the shorter one makes it.")
+  ONE_LOOP = ("one_loop", "compare: a run has several loops, and one of them is compared",
+      "{run} ran in several loops, one after the other: this compares that of {step}, not "
+      "{others}.")
   PROGRAMS_DIFFER = ("programs_differ", "compare: what was found to be the step",
       "The steps are executions of different programs: of A {a}, of B {b}. `--match` when "
       "recording names the step.")
