@@ -167,8 +167,12 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray
   state = state._replace(past=state.past.copy(), seen=state.seen.copy(),
                          active=state.active.copy())
   alarms: list[Alarm] = []
-  for at in np.flatnonzero(steps.number > state.until).tolist():
-    state = _take(state, int(steps.number[at]), values[:, at], rule)
+  new = np.flatnonzero(steps.number > state.until)
+  last = np.concatenate([state.last, values[:, new]], axis=1)
+  numbers = np.concatenate([state.numbers, steps.number[new]])
+  for begin, at in enumerate(new.tolist(), 1):
+    window = slice(begin, begin + _LONG)
+    state = _take(state, numbers[window], last[:, window], rule)
     if state.step_time > 0 and np.isfinite(steps.step[at]):
       state, told = _test(state, rule)
       alarms += told
@@ -261,18 +265,18 @@ def _lateness(all_arrival: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, np.
 
 # What is usual.
 
-def _take(state: StreamState, number: int, now: np.ndarray, rule: Rules) -> StreamState:
-  """Takes one step of [S] seconds in. What has left the last steps without an alarm becomes
-  usual."""
+def _take(state: StreamState, numbers: np.ndarray, last: np.ndarray, rule: Rules) -> StreamState:
+  """Takes one step in: [96] `numbers` and [S, 96] seconds of the last steps with it. What has left
+  the last steps without an alarm becomes usual."""
   rare = list(rule.rare)
   before = state.last[:, -_LAST].copy()
   before[rare] = state.last[rare, 0]
   calm = np.flatnonzero(np.isfinite(before) & ~state.active)
   state.past[calm, state.seen[calm] % _PAST] = before[calm]
   state.seen[calm] += 1
-  return state._replace(
-      last=np.column_stack([state.last[:, 1:], now]), numbers=np.append(state.numbers[1:], number),
-      taken=state.taken + 1, until=number, first=number if state.first < 0 else state.first)
+  number = int(numbers[-1])
+  return state._replace(last=last, numbers=numbers, taken=state.taken + 1, until=number,
+                        first=number if state.first < 0 else state.first)
 
 
 def _learn(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
@@ -325,9 +329,13 @@ def _always_late(shares: np.ndarray, strays: np.ndarray) -> np.ndarray:
 def _test(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
   """Tests the last steps of all signals."""
   active, ranks = state.active, len(state.last) - len(_JOB) - 1
-  values = np.nan_to_num(state.last[:, ::-1], nan=-np.inf)
-  high = values - state.middle[:, None] > (rule.high * state.step_time)[:, None]
+  high = state.last[:, ::-1] - state.middle[:, None] > (rule.high * state.step_time)[:, None]
   soon = high[:, :_LAST].sum(axis=1)
+  # In most steps nothing can begin, for lack of high ones, and nothing end.
+  could = high[:, 0] & (soon >= np.minimum(_LAST - rule.lowest, _LAST // 2))
+  if not (active.any() or could.any() or high[list(rule.rare)].any()):
+    return state, []
+  values = np.nan_to_num(state.last[:, ::-1], nan=-np.inf)
   most = np.take_along_axis(np.sort(values[:, :_LAST]), rule.lowest[:, None], axis=1)[:, 0]
   half = np.partition(values, _LONG // 2, axis=1)[:, _LONG // 2]
   begins = (most > state.beyond[0]) | (half > state.beyond[1]) & (soon >= _LAST // 2)
