@@ -15,8 +15,8 @@ import jaxpace
 from jaxpace.live import shares, speeds
 from jaxpace.live.control_file import ControlRequest
 from tests.instrumentation.running import P, mesh_of
-from tests.live.test_shares import CAPACITY, EXAMPLES, RANKS, SIZE, TOTAL
-from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job, others_differ
+from tests.live.test_shares import EXAMPLES, RANKS, SIZE, TOTAL
+from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job, by_speed, others_differ, turning
 
 RUN = [EVEN] * 16 + [TURNS[1]] * 16 + [TURNS[2]] * 4
 """Counts of the first steps, however far ahead they are asked for."""
@@ -159,15 +159,15 @@ def test_two_feeds_of_one_step_and_two_steps():
 
 def test_a_balancer_whose_numbers_are_damaged_begins_evenly(caplog):
   """Not so those that are unknown in a new one as well."""
-  job = Job(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+  job = Job(balancer=by_speed())
   job.run(1)
   kept = job.feed.state()
-  names = jaxpace.share_by_speed(TOTAL, CAPACITY).init(RANKS)._fields
+  names = by_speed().init(RANKS)._fields
   damaged = [np.array(leaf) for leaf in kept.balancer]
   damaged[names.index("slowness")][2] = np.nan
   for leaves, said in ((damaged, "hold NaN or infinity as the balancer's .slowness: counts begin "
                         "evenly, at step 1"), (kept.balancer, "")):
-    feed = job.fed(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+    feed = job.fed(balancer=by_speed())
     caplog.clear()
     feed.restore((1, [5, 1, 1, 1], EVEN, leaves))
     assert said in caplog.text and bool(caplog.records) == bool(said)
@@ -216,7 +216,8 @@ def test_micro_batches_that_counts_would_not_fit_are_refused_before_the_first_st
 
   run = train if whole else jax.shard_map(train, mesh=mesh, in_specs=(P(), P("data"), P()),
                                           out_specs=P())
-  step, feed = jaxpace.observe(jax.jit(run)), jaxpace.shares(mesh, total_micro_batches=TOTAL)
+  step = jaxpace.observe(jax.jit(run))
+  feed = jaxpace.shares(mesh, total_micro_batches=TOTAL, balancer=turning())
   counts, batch = feed.next(step).counts, np.ones((rows, SIZE), np.float32)
   if said:
     with pytest.raises(ValueError, match=said):

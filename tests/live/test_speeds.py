@@ -1,6 +1,8 @@
 """Counts of an observed step: what ranks are busy with is read in the ring, and all change at one
 step."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,12 @@ SOURCE = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPL
 EVEN, TURNS = [2, 2, 2, 2], [[2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]]
 
 
+@functools.cache
+def by_speed(window=16):
+  return jaxpace.share_by_speed(TOTAL, CAPACITY, window=window)
+
+
+@functools.cache
 def turning():
   """Other counts after every second step in which every rank was seen to be busy."""
 
@@ -38,16 +46,17 @@ def turning():
   return jaxpace.Balancer(lambda ranks: jnp.int32(0), update, TOTAL)
 
 
+def train(w, batch, counts):
+  (_, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True,
+                                        mesh=mesh_of(data=RANKS))
+  return w - grads, seen
+
+
 class Job:
   """A step that is jitted as a whole, and what it has been fed with."""
 
   def __init__(self, **settings):
     self.mesh = mesh_of(data=RANKS)
-
-    def train(w, batch, counts):
-      (_, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True, mesh=self.mesh)
-      return w - grads, seen
-
     self.step, self.w = jaxpace.observe(jax.jit(train)), jnp.float32(0)
     self.feed, self.ran = self.fed(**settings), []
     self.seen = np.zeros(EXAMPLES, int)
@@ -223,14 +232,14 @@ def test_shares_of_another_job_keep_the_step_and_begin_evenly(counts, knows, oth
 @pytest.mark.parametrize("typed", [False, True])
 def test_a_checkpoint_of_orbax_gives_back_what_is_known(tmp_path, typed):
   """By the leaves' places, for without a target named tuples come back as dicts, by name."""
-  job = Job(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY, window=8))
+  job = Job(balancer=by_speed(window=8))
   job.run(18)
   kept = job.feed.state()
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(tmp_path / "18", {"feed": kept})
     checkpointer.wait_until_finished()
     found = checkpointer.restore(tmp_path / "18", *([{"feed": kept}] if typed else ()))["feed"]
-  other = job.fed(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY, window=8))
+  other = job.fed(balancer=by_speed(window=8))
   other.restore(found)
   chex.assert_trees_all_equal(other.state(), kept)
   assert np.any(kept.balancer[0] > 0) and type(found) is (type(kept) if typed else dict)
@@ -340,13 +349,13 @@ def test_ten_thousand_changes_leave_no_more_names_than_counts(monkeypatch):
 
 
 def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
-  job = Job(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+  job = Job(balancer=by_speed())
   ring_shows(monkeypatch, job, [1e-3, 3e-3, 1e-3, 1e-3])
   job.run(60)
   assert job.ran[-1] == [3, 1, 2, 2]
   kept = job.feed.state()
   ring_shows(monkeypatch, job, [1e-3, 1e-3, 1e-3, 3e-3])
-  job.feed = job.fed(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+  job.feed = job.fed(balancer=by_speed())
   job.feed.restore(kept)
   job.run(90)
   assert job.ran[60] == [3, 1, 2, 2] and job.ran[-1][3] == 1 and job.ran[-1][1] > 1
@@ -386,10 +395,10 @@ def test_a_recording_has_the_counts_of_each_step(tmp_path, named):
       strict=True)}
   assert found == {(step, rank): job.ran[step][rank] for step in range(20) for rank in range(RANKS)}
   with pytest.raises(RunError, match="was shared by speed when it was recorded"):
-    replay_balancer(read_run(tmp_path), jaxpace.share_by_speed(TOTAL, CAPACITY), np.arange(RANKS),
+    replay_balancer(read_run(tmp_path), by_speed(), np.arange(RANKS),
                     np.ones(20, bool))
   run = read_run(tmp_path, window=(None, 16))
-  assert replay_balancer(run, jaxpace.share_by_speed(TOTAL, CAPACITY), np.arange(RANKS), run.inside)
+  assert replay_balancer(run, by_speed(), np.arange(RANKS), run.inside)
 
 
 def test_a_step_that_is_not_observed_is_refused():
