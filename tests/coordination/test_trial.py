@@ -14,27 +14,24 @@ from jaxpace.coordination import coins, shift_trial, trial
 from tests.quick import examples, long
 
 BLOCK = trial.BLOCK
+CHUNK = 500
+"""Steps of a run in one call, so that runs of any number of them are compiled once."""
 
 
 @functools.cache
 def judge_of(**settings):
-  """A trial, and a jitted run of it: (times [steps, 2], used [steps], state, lag) -> states."""
+  """A trial, and a jitted run: ((state, late), (times [CHUNK, 2], used [CHUNK])) -> as scan."""
   init, update = trial.trials(**settings)
 
-  @functools.partial(jax.jit, static_argnums=3)
-  def run(times, used, state, lag):
-    def step(carry, given):
-      state, waiting = carry
-      seconds, used = given
-      on = trial.is_on(state)
-      waiting = [*waiting, (jnp.where(on, seconds[1], seconds[0]), state.tag, used)]
-      state = update(*waiting[0], state)
-      return (state, waiting[1:]), (on, waiting[-1][1], state)
+  def step(carry, given):
+    state, waiting = carry
+    seconds, used = given
+    on = trial.is_on(state)
+    waiting = [*waiting, (jnp.where(on, seconds[1], seconds[0]), state.tag, used)]
+    state = update(*waiting[0], state)
+    return (state, waiting[1:]), (on, waiting[-1][1], state)
 
-    late = [(jnp.float32(np.nan), jnp.int32(0), jnp.asarray(False))] * lag
-    return jax.lax.scan(step, (state, late), (times, used))[1]
-
-  return init, run
+  return init, jax.jit(functools.partial(jax.lax.scan, step))
 
 
 def play(times, used=True, lag=0, state=None, **settings):
@@ -44,9 +41,16 @@ def play(times, used=True, lag=0, state=None, **settings):
     Whether each step was on [steps], tags [steps], the state after each step.
   """
   init, run = judge_of(**settings, **({"lag": lag} if lag else {}))
-  on, tags, states = jax.tree.map(np.asarray, run(
-      jnp.asarray(times, jnp.float32), jnp.broadcast_to(jnp.asarray(used), len(times)),
-      init() if state is None else state, lag))
+  late = [(np.float32(np.nan), np.int32(0), np.bool_(False))] * lag
+  carry, found = (jax.tree.map(jnp.asarray, init() if state is None else state), late), []
+  steps = len(times)
+  padding = -steps % CHUNK
+  times = np.pad(np.float32(times), [(0, padding), (0, 0)], mode="edge")
+  used = np.pad(np.broadcast_to(used, steps), (0, padding))
+  for at in range(0, steps, CHUNK):
+    carry, rows = run(carry, (times[at:at + CHUNK], used[at:at + CHUNK]))
+    found.append(rows)
+  on, tags, states = jax.tree.map(lambda *parts: np.concatenate(parts)[:steps], *found)
   return on, tags, [trial.Trial(*leaves) for leaves in zip(*states, strict=True)]
 
 
@@ -307,10 +311,18 @@ def jobs(sigma, seed=0):
       sigma * rng.normal(size=(JOBS, STEPS)), jnp.float32)
 
 
+@jax.jit
+@jax.vmap
+@jax.vmap
+def effects(state):
+  """Estimates of [JOBS, STEPS] states, and their intervals."""
+  return shift_trial.effect(state, LEVEL)
+
+
 @pytest.mark.parametrize("effect", [*long(-0.05), 0.1])
 def test_it_estimates_the_effect_and_shows_its_sign(effect):
   states, _, _, _ = run()(*jobs(0.02), effect)
-  estimate, low, high = jax.vmap(jax.vmap(lambda s: shift_trial.effect(s, LEVEL)))(states)
+  estimate, low, high = effects(states)
   enough = np.asarray(states.tests) == 8
   assert np.asarray(estimate)[enough].mean() == pytest.approx(effect, rel=0.25)
   inside = (np.asarray(low) <= effect) & (np.asarray(high) >= effect)
@@ -323,7 +335,7 @@ def test_it_estimates_the_effect_and_shows_its_sign(effect):
 
 def test_where_shifts_do_nothing_it_rarely_says_otherwise_and_gives_up():
   states, _, _, _ = run()(*jobs(0.02, seed=1), 0.0)
-  _, low, high = jax.vmap(jax.vmap(lambda s: shift_trial.effect(s, LEVEL)))(states)
+  _, low, high = effects(states)
   false = ((np.asarray(low) > 0) | (np.asarray(high) < 0)).any(axis=1)
   assert false.mean() <= 0.05 + 0.03
   assert (np.asarray(states.off) > 0).any(axis=1).mean() > 0.9
