@@ -18,7 +18,7 @@ from jaxpace.core.words import plural
 from jaxpace.files import UserError
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
-from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNSEEN
+from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNNAMED, UNSEEN
 from jaxpace.hosts.launch.launcher import Launcher, find_program, marked
 
 EPILOG = """\
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.usage = "jaxpace run [options] -- COMMAND [ARGUMENT ...]"
   parser.epilog = EPILOG
   parser.add_argument("--out", type=_directory, metavar="RUN",
-                      help="run directory (default: runs/<time>-<pid>)")
+                      help="run directory (default: runs/<time>-<pid> of process 0)")
   parser.add_argument("--match", default="", metavar="NAME",
                       help="name of the step's program, such as train_step or 'train*', where it "
                            "shall not be found")
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
   if args.no_record:
     os.environ.pop(RUN, None)
   else:
-    _record(args.out or Path("runs") / name, args.match, args.exact)
+    _record(args.out or Path("runs") / name, args.match, args.exact, unnamed=args.out is None)
   unseen = os.environ.get(UNSEEN)
   if args.nproc is None:
     if args.devices_per_process:
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
   return status
 
 
-def _record(directory: Path, match: str, exact: bool) -> None:
+def _record(directory: Path, match: str, exact: bool, unnamed: bool) -> None:
   """Has the processes to come record themselves: JAX looks for plugins on Python's path."""
   folder = str(Path(launch.__file__).parent / "on_path")
   path = os.environ.get("PYTHONPATH")
@@ -156,6 +156,7 @@ def _record(directory: Path, match: str, exact: bool) -> None:
     unseen = ""
   os.environ |= {RUN: os.path.abspath(directory), MATCH: match,
                  EXACT: "1" if exact else os.environ.get(EXACT, ""),
+                 UNNAMED: "1" if unnamed else "",
                  UNSEEN: unseen,
                  "PYTHONPATH": os.pathsep.join([folder, *([path] if path else [])])}
 

@@ -26,9 +26,9 @@ from typing import Any, Self
 import jax
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.words import plural
+from jaxpace.core.words import list_ranks, plural
 from jaxpace.hosts.distributed import end_when_failed, started_together
-from jaxpace.hosts.launch.environment import EXACT, LAUNCH_ID, MATCH, RUN, UNSEEN
+from jaxpace.hosts.launch.environment import EXACT, LAUNCH_ID, MATCH, RUN, UNNAMED, UNSEEN
 from jaxpace.observation import programs
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
@@ -150,11 +150,12 @@ class observed:
       self._say_nothing("ran")
     self._recording.__exit__(type(error) if error else None, error, None)
 
-  def give_way(self) -> None:
+  def give_way(self, unnamed: bool = False) -> None:
     """Has it record nothing where the program opens a recorder of its own, as process 0 sees it
-    when the first program with timestamps runs."""
+    when the first program with timestamps runs; `unnamed`: nobody named its directory."""
     # Not all processes ask for a run under this name, so it is no other recording's.
     self.gives_way, self._recording.share_name = True, "jaxpace/run"
+    self._recording.unnamed = unnamed
 
   def _say_nothing(self, happened: str) -> None:
     """Says that nothing was recorded, unless that has been said: what no program did."""
@@ -283,6 +284,16 @@ class FoundRecorder(Recorder):
       self._say(f"{recorded} in {self.directory}, which was moved or deleted meanwhile.")
     else:
       self._say(f"{recorded}: jaxpace report {shlex.quote(str(self.directory))}")
+      self._say_who_is_away()
+
+  def _say_who_is_away(self) -> None:
+    """Says on process 0 whose part of the run is not where its own is."""
+    assert self.directory is not None
+    here = {one.process for one in rundir.read_processes(self.directory, self.run, [])}
+    if away := sorted(set(range(jax.process_count())) - here):
+      self._say(f"Of {plural(jax.process_count(), 'process', 'processes')} nothing is there of "
+                f"{list_ranks(away)}. If hosts share no disk, each has its part in a folder "
+                f"{self.directory.name} of its own: copy what these hold into one, then report.")
 
   def _say_what_is_left_out(self) -> None:
     """Says what a process ran that runs other programs than process 0, such as an actor's."""
@@ -324,7 +335,7 @@ def attach(environment: Mapping[str, str]) -> None:
     return
   _attached.append(observed(pathlib.Path(directory), match=environment.get(MATCH, ""),
                             exact=environment.get(EXACT, "0") not in ("", "0"), say=_print))
-  _attached[0].give_way()
+  _attached[0].give_way(environment.get(UNNAMED) == "1")
   _LOG.addHandler(_Unheard(logging.WARNING))
   if LAUNCH_ID in environment:
     # One failure ends the job; before the recording, so that this is closed first.

@@ -59,6 +59,8 @@ class Recording:
   """Under which process 0 says which run this is, to all processes in the same order."""
   own_thread = True
   """Whether a thread of its own writes; else the one that opens it does, by `write`."""
+  unnamed = False
+  """Whether nobody named the directory, so that it takes the name that process 0 gave its own."""
   loop_calls = True
   """Whether a loop calls `record`, and so reaches a step boundary after SIGTERM."""
 
@@ -166,7 +168,9 @@ class Recording:
   def _begun(self, directory: pathlib.Path) -> Writer:
     """Makes the run and starts its writer."""
     process = jax.process_index()
-    identity = self._agree(process, directory)
+    identity, name = self._agree(process, directory)
+    if self.unnamed:
+      self.directory = directory = directory.with_name(name)
     self.run = identity.run
     info = describe.process(identity, process)
     run_info = (describe.run(identity, self._source, self._config, directory) if process == 0
@@ -260,8 +264,8 @@ class Recording:
     """Hands the writer what is under way, if there is a `deadline` until then: after SIGTERM, and
     for the last time at the end, when it says what is lost. For those that inherit."""
 
-  def _agree(self, process: int, directory: pathlib.Path) -> rundir.RunIdentity:
-    """Learns the run's id.
+  def _agree(self, process: int, directory: pathlib.Path) -> tuple[rundir.RunIdentity, str]:
+    """Learns the run's id, and the name of process 0's directory.
 
     Raises:
       UserError: it can't be recorded, for the reason that process 0 gives, or it gives none.
@@ -271,7 +275,7 @@ class Recording:
       try:
         rundir.prepare(directory)
         self._lock = rundir.DirectoryLock.take(directory)
-        text = json.dumps(rundir.claim(directory, self._resume, time.time_ns()))
+        text = json.dumps([rundir.claim(directory, self._resume, time.time_ns()), directory.name])
       except Exception as error:
         text = "!" + explain(error, directory)
     try:
@@ -281,7 +285,8 @@ class Recording:
     if text is None or text.startswith("!"):
       raise UserError(text[1:] if text else "process 0 did not say which run this is. Every "
                       "process must open the recorder.")
-    return rundir.RunIdentity(*json.loads(text))
+    identity, name = json.loads(text)
+    return rundir.RunIdentity(*identity), name
 
   def decline(self, why: str) -> None:
     """On process 0, says why there will be no run: the others may be waiting to hear which it is.

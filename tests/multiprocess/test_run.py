@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.runs import rundir
 from jaxpace.runs.reader import read_run
-from tests.multiprocess.jobs import clean_environment
+from tests.multiprocess.jobs import clean_environment, finish, free_high_port
 from tests.patience import patiently
 from tests.quick import long
 
@@ -389,3 +390,51 @@ def test_where_process_0_has_no_collectives_the_others_say_why_nothing_is_record
   out = local_roles(tmp_path, "idle")
   assert ("[1] jaxpace: Not recording, training goes on: process 0, which says what is recorded, "
           "ran no program with collectives over several devices." in out)
+
+
+JOINED = f"""
+import sys, jax
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+{TRAIN}main(100, None)
+"""
+
+
+def started_apart(script, folders):
+  """Runs `jaxpace run` in each folder as process 0, 1, ... of a job, as `srun` does; what each
+  says."""
+  address = f"127.0.0.1:{free_high_port()}"
+  jobs = []
+  for index, folder in enumerate(folders):
+    (folder / "train.py").write_text(script)
+    jobs.append(subprocess.Popen(
+        [sys.executable, "-m", "jaxpace", "run", "--", sys.executable, "train.py", address,
+         str(index)],
+        cwd=folder, env=clean_environment(), text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT))
+  done = finish(jobs)
+  assert [status for status, _ in done] == [0] * len(folders), done
+  return [said for _, said in done]
+
+
+@pytest.mark.long
+def test_commands_of_one_job_that_name_no_directory_record_to_one(tmp_path):
+  said = started_apart(JOINED, [tmp_path, tmp_path])
+  assert "nothing is there of" not in said[0]
+  recorded, = (tmp_path / "runs").iterdir()
+  run = read_run(recorded)
+  assert run.ranks == len(run.processes) == 2 and len(run.steps) == 100 and not run.problems
+
+
+@pytest.mark.long
+def test_where_hosts_share_no_disk_their_parts_have_one_name_and_make_one_run(tmp_path):
+  disks = [tmp_path / "a", tmp_path / "b"]
+  for disk in disks:
+    disk.mkdir()
+  said = started_apart(JOINED, disks)
+  parts = [next((disk / "runs").iterdir()) for disk in disks]
+  assert parts[0].name == parts[1].name
+  assert "nothing is there of 1. If hosts share no disk, each has its part in a folder " in said[0]
+  assert "nothing is there" not in said[1]
+  shutil.copytree(parts[1], parts[0], dirs_exist_ok=True)
+  run = read_run(parts[0])
+  assert run.ranks == len(run.processes) == 2 and len(run.steps) == 100 and not run.problems

@@ -16,6 +16,8 @@ by it."""
 RUN, MATCH, EXACT = "JAXPACE_RUN", "JAXPACE_RUN_MATCH", "JAXPACE_EXACT"
 """The run directory to record to, a pattern of the names of the step's programs, and whether to
 compare their first executions bit for bit."""
+UNNAMED = "JAXPACE_RUN_UNNAMED"
+"""Whether the run directory is one that nobody named: all processes then take process 0's name."""
 UNSEEN = "JAXPACE_RUN_UNSEEN"
 """A file that is there as long as no process of a command was seen by `jaxpace run`, but workers
 perhaps, which write into it."""
