@@ -16,6 +16,7 @@ from jaxpace.diagnose.findings import few_pauses, find, hold_back, unnamed_waiti
 from jaxpace.diagnose.floor import find_floor, shares_in
 from jaxpace.diagnose.inconclusive import (
   find_inconclusive,
+  may_be_waiting,
   missing_ranks,
   stages,
   unrecorded,
@@ -97,10 +98,10 @@ def who(run_totals: RunTotals, fabric: MeasuredFabric | None = None,
   """Finds who is late and when, and what transfers take on a quiet fabric."""
   run, totals = run_totals.run, run_totals.totals
   away = missing_ranks(run_totals)
-  floor = find_floor(run, fabric, totals)
+  hidden = may_be_waiting(run_totals, away)
   return EvidenceInputs(**vars(run_totals), lateness=find_late(run_totals),
               phases=phase_medians(run, run_totals.selected.mask), links=links, away=away,
-              floor=floor if away is None else floor.inconclusive_in(away.steps))
+              hidden=hidden, floor=find_floor(run, fabric, totals).inconclusive_in(hidden))
 
 
 def why(case: EvidenceInputs) -> EvidenceInputs:

@@ -128,6 +128,14 @@ def missing_ranks(run_totals: RunTotals) -> SilentStretches | None:
                          tuple(suspects))
 
 
+def may_be_waiting(run_totals: RunTotals, away: SilentStretches | None) -> np.ndarray:
+  """[K] bool, steps in which longer transfers can't be told from waiting for ranks without rows:
+  all, where some never left any."""
+  if (run_totals.run.there & (run_totals.totals.present == 0)).any():
+    return np.ones(len(run_totals.selected.mask), bool)
+  return np.zeros(len(run_totals.selected.mask), bool) if away is None else away.steps
+
+
 def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
   """[R, B] bool, blocks in any stretch of so many neighbouring ones of which most are lost."""
   number = np.cumsum(np.pad(lost, ((0, 0), (1, 0))), axis=1)

@@ -90,6 +90,7 @@ class EvidenceInputs(RunTotals):
   floor: Floor
   links: ProbedLinks | None = None  # what a link probe measured
   away: SilentStretches | None = None  # where others may wait for a rank without rows
+  hidden: np.ndarray  # [K] bool, steps in which longer transfers may be waiting for such a rank
 
   findings: tuple[Finding, ...] = ()
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
@@ -106,7 +107,7 @@ class EvidenceInputs(RunTotals):
     """[K] all collectives' own time in each step, s; NaN where not known, or where it may be
     waiting."""
     transfer: np.ndarray = self.totals.transfer.sum(axis=0)
-    return transfer if self.away is None else np.where(self.away.steps, np.nan, transfer)
+    return np.where(self.hidden, np.nan, transfer)
 
   def levels(self, by_block: np.ndarray) -> list[tuple[int, int]]:
     """Stretches of blocks, (first, one past the last), between which a [B] series changes its
