@@ -76,11 +76,21 @@ def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
     if not places:
       raise UserError(f"{args.run} does not say where its processes ran: it has no readable "
                       f"{' '.join([f'{FOLDER}/*.json.', *problems])}")
-    return places, problems
+    return places, [*problems, *_away(directory, info, places)]
   if not os.path.isdir(args.root):
     raise UserError(f"--root {args.root} is not a directory.")
   devices = _devices() if args.devices else ()
   return [read_locality(args.root, devices=devices)], []
+
+
+def _away(directory: pathlib.Path, info: dict[str, Any], places: list[Locality]) -> list[str]:
+  """Names the processes of a run that left nothing on where they ran."""
+  from jaxpace.runs import rundir
+
+  told = info or rundir.told_by(rundir.read_processes(directory, None, []))
+  away = rundir.left_nothing(told.get("processes") or 0,
+                             [place.process for place in places if place.process is not None])
+  return [away] if away else []
 
 
 def _devices() -> list[Any]:

@@ -129,6 +129,10 @@ def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int,
     after = f"after step {step:,}" if age is not None else "without a recorded step"
     return Sentence("ended", f"The run has ended {after}"
                     + (f" ({', '.join(ended[:3])})." if ended else "."))
+  if seen and not open_ones and age is not None:
+    have = "processes have" if len(seen) > 1 else "process has"
+    return Sentence("quiet", f"{len(seen)} {have} ended after step {step:,}; of "
+                    f"{declared - len(seen)} more nothing is here.")
   if open_ones and len(silent) == len(open_ones):
     least = min(now - s.changed for s in silent)
     return Sentence("dead",

@@ -33,7 +33,7 @@ from jaxpace.runs.columns import Columns, joined
 from jaxpace.runs.growing import PartFollower
 from jaxpace.runs.loops import step_found
 from jaxpace.runs.run import Run
-from jaxpace.runs.rundir import RUN_FILE, read_json
+from jaxpace.runs.rundir import RUN_FILE, left_nothing, read_json, told_by
 
 _TOLD = 200
 """Onsets and ends that are remembered."""
@@ -193,7 +193,7 @@ class Follower:
     window, numbers, seen = self._window, self._numbers, self._processes.seen
     age = None if self._newest is None else max(0.0, now - self._newest)
     step = window.high if window is not None else -1
-    declared = self._info.get("processes") or 0
+    declared = self._declared
     state = judge(seen, declared, age if step >= 0 else None, step,
                   numbers.step_time.median if numbers else None, now)
     if state.code == "waiting" and step < 0 and (self._collectives.refused or self._rows.refused):
@@ -207,9 +207,17 @@ class Follower:
         age=age if step >= 0 else None, numbers=numbers, alerts=tuple(self._told), events=events,
         notes=self._notes())
 
+  @property
+  def _declared(self) -> int:
+    """Processes of the job, as far as it or any of them says; 0 where nothing does."""
+    return (self._info or told_by(self._processes.processes)).get("processes") or 0
+
   def _notes(self) -> tuple[str, ...]:
     notes: list[Sentence] = []
     window, numbers = self._window, self._numbers
+    away = left_nothing(self._declared, [one.process for one in self._processes.processes])
+    if away and numbers is not None:
+      notes.append(Sentence(Note.PARTS_AWAY, away))
     if window is not None and numbers is not None and window.high >= 0:
       behind = np.flatnonzero((window.last_of_rank < window.frontier) & (window.last_of_rank >= 0))
       if numbers.silent:
@@ -308,12 +316,16 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   own = find_floor(run, None, totals).floor
   if floor is not None and floor.shape == own.shape:
     own = np.fmin(own, floor)
+  divided = above(totals.transfer, own, RUNNING_MINIMUM, 0)
+  if run.silent.size:
+    # What is waited for may be they.
+    divided = divided.inconclusive_in(np.ones(len(run.steps), bool))
   present = int(totals.present.sum())
   return Numbers(
       first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size,
       warmup=len(selected.warmup), step_time=step_time_of(steps),
       series=step_times(run)[run.inside],
-      shares=shares_in(totals, above(totals.transfer, own, RUNNING_MINIMUM, 0), known),
+      shares=shares_in(totals, divided, known),
       late=_late(run, totals), silent=tuple(run.silent.tolist()),
       delayed=totals.delayed / present if present else 0.0, guard=last_estimate(run),
       floor=own, inconclusive=find_inconclusive(run, selected))

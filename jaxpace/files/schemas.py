@@ -134,6 +134,8 @@ class ProcessFile(Struct):
   process: Number | None = None
   hostname: Annotated[str, Meta(max_length=255)] | None = None
   ranks: Numbers = []
+  processes: Positive | None = None
+  devices: Positive | None = None
   lost_rows: Count = 0
   holes: Count = 0
   rows_written: Count = 0

@@ -48,6 +48,7 @@ def read_flight(directory: str | os.PathLike[str], *, own: Flight | None = None)
   info = rundir.read_json(directory / rundir.RUN_FILE) or {}
   run, attempt = info.get("run"), info.get("attempt", 0)
   processes = {one.process: one for one in read_processes(directory, run, [])}
+  info = info or rundir.told_by(processes.values())
   if rings and not own and _all_clean(rings, processes, info):
     return None
   reading = _Reading(directory, run, attempt, processes, own or Flight({}, ProgramsByKey()))
@@ -189,8 +190,7 @@ class _Reading:
     silent = [process for process in missing if process not in faulty]
     if silent and self._read:
       yield (f"{plural(len(silent), 'process', 'processes')} ({list_ranks(silent)}) left no ring "
-             "here, as where each host writes to a disk of its own: put what lies in 'marks' on "
-             "each host together.")
+             f"here: {rundir.TOGETHER}.")
 
 
 def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:

@@ -37,6 +37,7 @@ def process(identity: rundir.RunIdentity, index: int) -> dict[str, Any]:
   return {
       "schema_version": schema.SCHEMA_VERSION, "run": identity.run, "attempt": identity.attempt,
       "process": index, "hostname": socket.gethostname(), "pid": os.getpid(), "ranks": [],
+      "processes": jax.process_count(), "devices": jax.device_count(),
   }
 
 

@@ -26,7 +26,7 @@ from typing import Any, Self
 import jax
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.words import list_ranks, plural
+from jaxpace.core.words import plural
 from jaxpace.hosts.distributed import end_when_failed, started_together
 from jaxpace.hosts.launch.environment import EXACT, LAUNCH_ID, MATCH, RUN, UNNAMED, UNSEEN
 from jaxpace.observation import programs
@@ -289,11 +289,9 @@ class FoundRecorder(Recorder):
   def _say_who_is_away(self) -> None:
     """Says on process 0 whose part of the run is not where its own is."""
     assert self.directory is not None
-    here = {one.process for one in rundir.read_processes(self.directory, self.run, [])}
-    if away := sorted(set(range(jax.process_count())) - here):
-      self._say(f"Of {plural(jax.process_count(), 'process', 'processes')} nothing is there of "
-                f"{list_ranks(away)}. If hosts share no disk, each has its part in a folder "
-                f"{self.directory.name} of its own: copy what these hold into one, then report.")
+    here = [one.process for one in rundir.read_processes(self.directory, self.run, [])]
+    if away := rundir.left_nothing(jax.process_count(), here):
+      self._say(away)
 
   def _say_what_is_left_out(self) -> None:
     """Says what a process ran that runs other programs than process 0, such as an actor's."""

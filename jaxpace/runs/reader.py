@@ -28,7 +28,7 @@ from jaxpace.runs.dense import Progress
 from jaxpace.runs.groups import laid_out
 from jaxpace.runs.loops import Loop, by_weight, loops_in
 from jaxpace.runs.run import Process, Run, RunError
-from jaxpace.runs.rundir import read_processes
+from jaxpace.runs.rundir import TOGETHER, read_processes, told_by
 from jaxpace.runs.schema import SCHEMA_VERSION
 from jaxpace.runs.table_reader import TableFiles, list_parts, open_table, outermost
 
@@ -74,7 +74,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   info = _read_info(path, problems)
   run_id = _run_id(path, info, problems)
   processes = tuple(read_processes(path, run_id, problems))
-  info = ring_file.with_all_groups(path, info, processes)
+  info = ring_file.with_all_groups(path, info or told_by(processes), processes)
   tables = [open_table(path, name, run_id) for name in ("steps", "collectives")]
   steps_table, collectives_table = tables
   if not steps_table.rows and not collectives_table.rows:
@@ -213,6 +213,9 @@ def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
         "themselves.")
     return {}
   problems.extend(f"run.json: {sentence}." for sentence in left_out)
+  if info and not info.get("plan"):
+    problems.append("run.json holds no plan of the step: collectives without timestamps, and what "
+                    "was chosen when it was traced, are unknown.")
   version = info.get("schema_version", SCHEMA_VERSION)
   if version is not None and version > SCHEMA_VERSION:
     raise RunError(f"{path} was recorded with schema {version}, this jaxpace reads up to "
@@ -293,9 +296,6 @@ def _describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
   if run.duplicates:
     problems.append(f"{plural(run.duplicates, 'row')} repeat a step of the same rank, as after a "
                     "restart: the last attempt counts.")
-  if run.info and not run.plan:
-    problems.append("run.json holds no plan of the step: collectives without timestamps, and what "
-                    "was chosen when it was traced, are unknown.")
   problems += _missing_ranks(run)
   problems += _silent_processes(run)
   for process in run.processes:
@@ -340,8 +340,10 @@ def _silent_processes(run: Run) -> list[str]:
   if not known:
     return ["The folder 'process' is missing or empty; it describes "
             f"{plural(len(silent), 'process', 'processes')}: {unknown}."]
+  apart = ("" if silent & {int(p) for p in run.process_of_rank} else
+           f" Nothing else is here of {'it' if len(silent) == 1 else 'them'} either: {TOGETHER}.")
   return [f"{plural(len(silent), 'process', 'processes')} of {len(expected | known)} left no file "
-          f"in the folder 'process', so {unknown}: {list_ranks(silent)}."]
+          f"in the folder 'process', so {unknown}: {list_ranks(silent)}.{apart}"]
 
 
 def _losses(process: Process) -> list[str]:

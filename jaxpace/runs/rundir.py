@@ -15,12 +15,12 @@ import re
 import socket
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from jaxpace.core.words import plain
+from jaxpace.core.words import list_ranks, plain, plural
 from jaxpace.files import UserError
 from jaxpace.files.folders import Folder, ForeignFileError
 from jaxpace.files.reading import UnreadableError, read_document, why_unreadable
@@ -33,10 +33,14 @@ _LOG = logging.getLogger("jaxpace")
 RUN_FILE = "run.json"
 PREVIOUS = ".previous"
 FOLDER = "process"
+TOGETHER = ("if hosts share no disk, each has its part in a run directory of its own; copy what "
+            "these hold into one")
+"""What to do where processes left nothing in a run directory."""
 _LOCK_FILE = ".lock"
 _PROCESS_FILE = re.compile(r"^([0-9]{1,8})\.json$")
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
 _NAMES_FILES = re.compile(r"[\w.-]{1,200}", re.ASCII)
+_MOST_PROCESSES = 1 << 16
 _LONGEST = 200
 """Characters of a folder's name."""
 
@@ -186,6 +190,23 @@ def read_processes(directory: pathlib.Path, run: str | None, problems: list[str]
       problems.append(f"process/{file.name} belongs to another run: left out.")
     else:
       yield Process(number, info)
+
+
+def told_by(processes: Iterable[Process]) -> dict[str, Any]:
+  """What processes say of their job in place of `run.json`, which may be on another host's disk."""
+  every = list(processes)
+  number, devices = (max((one.info.get(name) or 0 for one in every), default=0)
+                     for name in ("processes", "devices"))
+  return {"processes": number, "devices": devices, "ranks": devices} if number and devices else {}
+
+
+def left_nothing(number: int, known: Iterable[int]) -> str:
+  """Names those of so many processes that are not known, and says what to do; empty where all are,
+  or none is."""
+  there = set(known)
+  away = [process for process in range(min(number, _MOST_PROCESSES)) if process not in there]
+  return (f"{plural(len(away), 'process', 'processes')} of {number:,} left nothing here "
+          f"({list_ranks(away)}): {TOGETHER}." if there and away else "")
 
 
 class DirectoryLock:

@@ -20,7 +20,8 @@ def facts(document: dict[str, Any]) -> list[str]:
   """What was recorded."""
   found = [plural(document["ranks"], "rank"), plural(document["processes"], "process", "processes")]
   if document["hosts"]:
-    found.append(plural(len(document["hosts"]), "host"))
+    known = "" if all(row["host"] for row in document["per_rank"]) else "known "
+    found.append(plural(len(document["hosts"]), f"{known}host"))
   steps = plural(document["steps"], "step")
   if document["steps_counted"] != document["steps"]:
     steps += f" ({document['steps_counted']:,} counted)"

@@ -74,6 +74,13 @@ def test_torn_files_of_a_run_are_named(tmp_path, capsys):
   assert status == 0 and "locality/1.json can't be read (torn" in out
 
 
+def test_processes_that_left_nothing_are_named(tmp_path, capsys):
+  record(tmp_path, [read_locality(machines.laptop(tmp_path / "root"))])
+  rundir.write_json(tmp_path / "run.json", {"run": "a", "schema_version": 1, "processes": 3})
+  status, out, _ = doctor(capsys, tmp_path)
+  assert status == 0 and f"2 processes of 3 left nothing here (1, 2): {rundir.TOGETHER}." in out
+
+
 @pytest.mark.parametrize("arguments, sentence", [
     (["none"], "There is no run at none"),
     (["empty"], "nothing was recorded there"), (["run"], "does not say where its processes ran"),

@@ -16,7 +16,7 @@ from jaxpace.cli import pacer_expression
 from jaxpace.cli.main import COMMANDS
 from tests.docs.blocks import ROOT
 
-OTHERS = {"cd", "apt-get", "apt", "ip", "tc"}
+OTHERS = {"cd", "apt-get", "apt", "ip", "tc", "rsync"}
 """Programs of others that are named without a check of their arguments."""
 USERS = re.compile(r"(train|serve|client|my_\w+)\.py")
 """Scripts that stand for the reader's own."""

@@ -419,7 +419,7 @@ def started_apart(script, folders):
 @pytest.mark.long
 def test_commands_of_one_job_that_name_no_directory_record_to_one(tmp_path):
   said = started_apart(JOINED, [tmp_path, tmp_path])
-  assert "nothing is there of" not in said[0]
+  assert "left nothing" not in said[0]
   recorded, = (tmp_path / "runs").iterdir()
   run = read_run(recorded)
   assert run.ranks == len(run.processes) == 2 and len(run.steps) == 100 and not run.problems
@@ -433,8 +433,8 @@ def test_where_hosts_share_no_disk_their_parts_have_one_name_and_make_one_run(tm
   said = started_apart(JOINED, disks)
   parts = [next((disk / "runs").iterdir()) for disk in disks]
   assert parts[0].name == parts[1].name
-  assert "nothing is there of 1. If hosts share no disk, each has its part in a folder " in said[0]
-  assert "nothing is there" not in said[1]
+  assert f"1 process of 2 left nothing here (1): {rundir.TOGETHER}." in said[0]
+  assert "left nothing" not in said[1]
   shutil.copytree(parts[1], parts[0], dirs_exist_ok=True)
   run = read_run(parts[0])
   assert run.ranks == len(run.processes) == 2 and len(run.steps) == 100 and not run.problems

@@ -10,11 +10,14 @@ import pyarrow as pa
 import pytest
 
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.words.codes import Verdict
+from jaxpace.diagnose.follower import Follower
+from jaxpace.diagnose.words.codes import Verdict, codes
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.record import columns
 from jaxpace.record.parts import PartStore
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import RunError
+from jaxpace.runs.rundir import TOGETHER
 from tests.runs.written import JOB, both, parts, replace, rewrite, said
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -179,6 +182,23 @@ def test_processes_that_left_no_word_are_named(run_dir):
   assert said(read_run(path), "The folder 'process' is missing or empty", "2 processes")
   (path / "run.json").unlink()  # the rows still tell of two processes
   assert said(read_run(path), "The folder 'process' is missing or empty", "2 processes")
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_of_one_hosts_part_it_is_said_that_others_are_elsewhere(run_dir, gone):
+  path, _ = run_dir
+  here = path / "process" / f"{1 - gone}.json"
+  here.write_text(json.dumps({**json.loads(here.read_text()), "processes": 2, "devices": 4}))
+  for file in (*path.glob(f"*/*-p{gone:05d}.*"), path / "process" / f"{gone}.json",
+               *[path / "run.json"] * (gone == 0)):
+    file.unlink()
+  run = read_run(path)
+  assert run.ranks_in_all == 4 and run.silent.tolist() == [2 * gone, 2 * gone + 1]
+  assert said(run, "1 process of 2 left no file in the folder 'process'", TOGETHER)
+  assert f"Nothing is known of ranks {2 * gone}, {2 * gone + 1}" in diagnose(run).verdict
+  look = Follower(path).poll(0.0, 0.0)
+  assert look.state.code == "quiet" and "of 1 more nothing is here" in look.state
+  assert Note.PARTS_AWAY in codes(look.notes) and look.numbers.shares["contention"] == 0
 
 
 def test_directories_without_a_run(tmp_path, run_dir):

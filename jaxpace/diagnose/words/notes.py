@@ -192,6 +192,7 @@ class Note(Code):
   NOT_CLEARED = ("not_cleared", "watch: waiting for ranks without rows counts as transfer",
       "What the others wait for ranks without rows counts as transfer: nothing here clears "
       "them.")
+  PARTS_AWAY = "parts_away", "watch: processes of which nothing is here, and what to do"
   STOPPED_EARLY = ("stopped_early", "watch: ranks that stopped recording before the others",
       "{ranks} stopped recording before the others: {late}.")
   RANKS_NOT_SHOWN = ("ranks_not_shown", "watch: ranks beyond what the screen reads",
