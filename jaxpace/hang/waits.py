@@ -91,7 +91,16 @@ def unfinished(positions: Mapping[int, Position], programs: ProgramsByKey) -> tu
       for place, iteration in execution.pending:
         group = programs.group(execution.program, place, rank)
         found.add(GroupRun(execution.program, execution.number, place, iteration, group))
-  return tuple(_wait(meeting, positions) for meeting in sorted(found))
+  waits = [_wait(meeting, positions) for meeting in sorted(found)]
+  missed = {rank for wait in waits for rank in wait.absent}
+  return tuple(wait for wait in waits if not _is_outdated(wait, missed, positions))
+
+
+def _is_outdated(wait: Wait, missed: set[int], positions: Mapping[int, Position]) -> bool:
+  """Whether others have left and wait elsewhere for all who seem to be inside, whose processes no
+  longer write: of one that was killed, the file lacks the last timestamps."""
+  return bool(wait.left) and all(rank in missed and positions[rank].state == "silent"
+                                 for rank in wait.waiting)
 
 
 def _wait(meeting: GroupRun, positions: Mapping[int, Position]) -> Wait:

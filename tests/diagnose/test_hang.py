@@ -63,6 +63,16 @@ def evaluating(stop):
   return flight(Machine(TRAIN, 4, 20, stop={2: (CALL, -1)}), after=evaluation)
 
 
+def killed():
+  """Rank 2 was killed, and the others gave up; its file ends inside of an earlier collective."""
+  machine = Machine(TRAIN, 4, 20, stop={2: (CALL, -1)})
+  enter = TRAIN.number << 20 | TRAIN.collectives[1].enter_tag
+  last = [i for i, (_, tag) in enumerate(machine.events[2]) if tag == enter][-2]
+  del machine.events[2][last + 1:]
+  return flight(machine, 5.0, running=False, watched=3.0,
+                states={0: "closed", 1: "closed", 2: "silent", 3: "closed"})
+
+
 INSIDE = [(CALL, 0, 0, (0, 1, 2, 3))]
 SITUATIONS = {
     "a healthy job": lambda: stopped_at(0, seconds=0.02),
@@ -79,6 +89,7 @@ SITUATIONS = {
         Machine(TRAIN, 4, 20, dead=INSIDE), state="silent", watched=3.0),
     "a network that hangs": lambda: flight(Machine(TRAIN, 4, 20, dead=INSIDE), watched=3.0),
     "stopped between two calls": lambda: stopped_at(-1, state="silent", watched=3.0),
+    "killed": killed,
     "after SIGTERM": lambda: stopped_at(-1, state="silent", watched=3.0, ended_by="SIGTERM"),
     # Raised inside of the recorder's `with`, caught outside: the process lives.
     "an error that was caught": lambda: stopped_at(-1, state="closed", ended_by="ValueError: no",
@@ -96,22 +107,22 @@ SITUATIONS = {
 """Rank 2 is late, or rank 3 at the end of a chain."""
 QUIET = ("a healthy job", "a checkpoint of 6 s", "a barrier that is over")
 SAID = {
-    Code.ABSENT: ("between two calls", "a chain of groups"),
+    Code.ABSENT: ("between two calls", "a chain of groups", "killed"),
     Code.ORDER: ("different orders",),
     Code.STUCK: ("a network that hangs", "a peer stopped inside"),
     Code.UNKNOWN: ("no ring",),
     Code.IN_CALL: ("in the call", "at the call's beginning"),
-    Code.EARLIER_CALL: ("in what follows the last collective",),
+    Code.EARLIER_CALL: ("in what follows the last collective", "killed"),
     Code.OTHER_PROGRAM: ("in an evaluation",),
     Code.DEVICE_BEHIND: ("devices of a process",),
     Code.NOT_BEGUN: ("between two calls", "after an evaluation", "stopped between two calls"),
     Code.CLOSED: ("an error that was caught", "a loop that ended"),
-    Code.SILENT: ("a peer stopped inside", "stopped between two calls", "after SIGTERM"),
+    Code.SILENT: ("a peer stopped inside", "stopped between two calls", "after SIGTERM", "killed"),
 }
 NOT_SAID = {
     Code.ABSENT: ("different orders", "a network that hangs", "a peer stopped inside", "no ring"),
     Code.ORDER: ("a chain of groups", "between two calls"),
-    Code.STUCK: ("between two calls", "different orders", "no ring", "a chain of groups"),
+    Code.STUCK: ("between two calls", "different orders", "no ring", "a chain of groups", "killed"),
     Code.UNKNOWN: ("between two calls", "stopped between two calls", "a loop that ended"),
     Code.IN_CALL: ("between two calls", "in what follows the last collective", "in an evaluation"),
     Code.EARLIER_CALL: ("in the call", "between two calls", "devices of a process"),
