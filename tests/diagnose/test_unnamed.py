@@ -122,6 +122,17 @@ def test_a_pause_that_is_most_of_what_all_took_is_told_by_its_step():
   assert numbers(only(diagnosis.notes, Note.FEW_PAUSES))[-5:] == [20, 50, 120, 4000, 50]
 
 
+@pytest.mark.parametrize("seconds, told", [(3.0, [120]), (0.0, [])])
+def test_a_link_that_is_down_once_is_told_among_transfers_that_are_all_uneven(seconds, told):
+  """As those are of processes that share processors."""
+  transfer = 2 + np.random.default_rng(0).exponential(12.0, STEPS)
+  transfer[120] += 1000 * seconds
+  found = diagnose(make_run(*barrier((noisy() * MS).astype(np.int64),
+                                     (transfer * MS).astype(np.int64))))
+  assert (found.verdict.code == Verdict.FEW_PAUSES) == bool(told)
+  assert [numbers(note)[-1] for note in found.notes if note.code == Note.FEW_PAUSES] == told
+
+
 @pytest.mark.parametrize("diagnosed, mode", [
     (lambda: with_long_transfers(list(range(3, STEPS, 4))), "fabric_contention"),
     (lambda: diagnose(paused(60.0, list(range(10, STEPS, 10)), "checkpoint")), "runtime_jitter")])
