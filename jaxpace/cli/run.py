@@ -224,6 +224,11 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
   if args.nproc > most:
     raise UserError(f"--nproc {args.nproc:,} is more than this machine of {cores} cores can run: "
                     f"at most {most:,}. Simulated devices are cheaper: --devices-per-process.")
+  if (together := environment.started_together(os.environ)) > 1:
+    print(f"jaxpace run: this is one of {together} commands that were started together, and each "
+          f"starts a job of its own, of {plural(args.nproc, 'process', 'processes')}. For one job "
+          "of all leave out --nproc, and start a command for each process.",
+          file=sys.stderr, flush=True)
   threads = args.threads or environment.threads_for(
       args.nproc, args.devices_per_process or 1, cores)
   job = Launcher(command, args.nproc, logs, args.show or "first",

@@ -27,8 +27,16 @@ import jax
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.words import plural
-from jaxpace.hosts.distributed import end_when_failed, started_together
-from jaxpace.hosts.launch.environment import EXACT, LAUNCH_ID, MATCH, RUN, UNNAMED, UNSEEN
+from jaxpace.hosts.distributed import end_when_failed
+from jaxpace.hosts.launch.environment import (
+  EXACT,
+  LAUNCH_ID,
+  MATCH,
+  RUN,
+  UNNAMED,
+  UNSEEN,
+  started_together,
+)
 from jaxpace.observation import programs
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched

@@ -318,6 +318,15 @@ def test_a_job_of_one_process_is_one(tmp_path):
   assert status == 0 and err.startswith("jaxpace run: 1 process, logs in")
 
 
+def test_each_of_several_tasks_says_that_it_starts_a_job_of_its_own(tmp_path):
+  """`srun jaxpace run --nproc 4` on three hosts trained three models, and said nothing."""
+  process = start(tmp_path, "", nproc=1, env={**os.environ, "SLURM_STEP_NUM_TASKS": "3"})
+  _, err = process.communicate(timeout=WAIT)
+  first, second = err.splitlines()
+  assert "one of 3 commands" in first and "of its own, of 1 process." in first
+  assert process.returncode == 0 and second.startswith("jaxpace run: 1 process, logs in")
+
+
 def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path):
   (tmp_path / "logs").mkdir()
   (tmp_path / "victim").write_text("mine")

@@ -21,7 +21,6 @@ from jaxpace.hosts.distributed.joining import (
     end_when_failed,
     initialize,
     place_from_environment,
-    started_together,
 )
 from jaxpace.hosts.distributed.rounds import NEVER, Round, Rounds
 
@@ -29,5 +28,5 @@ __all__ = [
   "NEVER", "Place", "Round", "Rounds", "asks_for_preemption", "barrier",
   "coordinator_port", "end_when_failed", "initialize", "key_value_delete", "key_value_directory",
   "key_value_get", "key_value_set", "place_from_environment", "process_count", "process_index",
-  "share_string", "started_together",
+  "share_string",
 ]

@@ -129,12 +129,6 @@ def in_a_cluster(env: Mapping[str, str]) -> bool:
   return any(name in env for name in ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", POD_INDEX))
 
 
-def started_together(env: Mapping[str, str]) -> int:
-  """Returns of how many processes that a launcher started this one is, as far as variables say."""
-  names = (COUNT, "SLURM_STEP_NUM_TASKS", *(count for count, _, _ in _MPI_VARIABLES))
-  return max(int(text) if (text := env.get(name, "")).isdecimal() else 1 for name in names)
-
-
 def refuse_to_split(env: Mapping[str, str]) -> None:
   """Raises RuntimeError, or warns, where one job would silently become many jobs of one process."""
   if int(env.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_NODELIST" not in env:

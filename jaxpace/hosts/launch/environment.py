@@ -25,6 +25,12 @@ DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 LOOPBACK = "127.0.0.1"
 
 
+def started_together(env: Mapping[str, str]) -> int:
+  """Returns of how many processes that a launcher started this one is, as far as variables say."""
+  names = (COUNT, "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+  return max(int(text) if (text := env.get(name, "")).isdecimal() else 1 for name in names)
+
+
 def reserve_port(port: int = 0) -> socket.socket:
   """Holds a TCP port of the loopback interface, any free one for 0, for the coordinator of process
   0; closing the socket lets it go. Raises OSError where it is taken or not allowed.
