@@ -122,6 +122,14 @@ def crowded_processors(case: EvidenceInputs) -> bool:
   return switches(case.run, case.selected) >= CROWDED
 
 
+def throttled(case: EvidenceInputs) -> tuple[int, float] | None:
+  """The process that the CPU limit of its control group holds back longest, and for how many
+  seconds per step; None where nobody sampled that."""
+  rise = per_step(case.run, case.selected, "throttled_ns", 0, case.selected.blocks)
+  return max(((process, 1e-9 * own) for process, own in rise.items()), key=lambda entry: entry[1],
+             default=None)
+
+
 def held_by_causes(case: EvidenceInputs) -> np.ndarray | None:
   """[R] seconds per step that each rank's process spends now and then on what its columns measure;
   None: next to none."""

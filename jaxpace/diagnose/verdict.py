@@ -9,12 +9,19 @@ from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, PART
-from jaxpace.diagnose.mechanism import crowded_processors
+from jaxpace.diagnose.mechanism import crowded_processors, throttled
 from jaxpace.diagnose.modes.inputs import FewPauses, Finding
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Verdict
-from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, named, percent
+from jaxpace.diagnose.words.names import (
+  hosts_of,
+  joined,
+  milliseconds,
+  name_process,
+  named,
+  percent,
+)
 
 
 def verdict_on(facts: Diagnosis) -> Sentence:
@@ -126,17 +133,26 @@ def _lasting(facts: Diagnosis) -> tuple[float, Sentence | None]:
   found = _between_steps(facts)
   slower = facts.no_contention
   if slower and facts.run.ranks > 1 and slower.saving >= COSTLY:
-    why = (
-        "the hosts' processors are shared, and transfers wait for them" if crowded_processors(facts)
-        else "whether the network or waiting for processors makes them so does not show in this run"
-        if len(hosts_of(facts.run, range(facts.run.ranks))) > 1 else
-        "they stay on one host, whose processors and memory carry them")
     found.append((slower.saving, Verdict.SLOW_TRANSFERS.say(saving=percent(slower.saving),
-        speedup=slower.speedup, why=why)))
+        speedup=slower.speedup, why=_why_slow(facts, slower))))
   if not found:
     return 0.0, None
   found.sort(key=lambda one: -one[0])
   return found[0][0], Sentence(found[0][1].code, " ".join(str(said) for _, said in found))
+
+
+def _why_slow(facts: Diagnosis, quick: Alternative) -> str:
+  """Why transfers take longer than the quickest ones, as far as the hosts' columns show."""
+  assert facts.step_time is not None
+  held = throttled(facts)
+  if held and held[1] >= PART * quick.saving * facts.step_time.mean:
+    return (f"{name_process(facts.run, held[0])} is held back by its CPU limit, for "
+            f"{milliseconds(held[1])} per step, and transfers wait for it")
+  if crowded_processors(facts):
+    return "the hosts' processors are shared, and transfers wait for them"
+  if len(hosts_of(facts.run, range(facts.run.ranks))) > 1:
+    return "whether the network or waiting for processors makes them so does not show in this run"
+  return "they stay on one host, whose processors and memory carry them"
 
 
 def _between_steps(facts: Diagnosis) -> list[tuple[float, Sentence]]:

@@ -14,6 +14,7 @@ from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.limits import COSTLY
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.runs.run import HostSamples
 from tests.diagnose.synthetic import report
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
@@ -275,6 +276,24 @@ def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, wai
   data, transfers = 1e3 * waited, float(f"{diagnosis.no_contention.speedup:.2f}")
   assert data in told and transfers in told
   assert (told.index(data) < told.index(transfers)) == (code == Verdict.DATA_WAITS)
+
+
+@pytest.mark.parametrize(("held", "named"), [(0.0, False), (9e-3, True)])
+def test_a_process_whose_cpu_limit_makes_transfers_long_is_named(held, named):
+  """It is late in no collective: all wait for each other inside of them."""
+  random = np.random.default_rng(0)
+  transfer = 0.02 + 0.03 * random.random(300)
+  transfer[:40] = 0.02
+  compute = noise("quiet", 2, 300, random)
+  run = run_of(compute, np.full_like(compute, 1e-3), transfer)
+  times = run.collectives[0].exit_ns
+  run = dataclasses.replace(run, process_of_rank=np.arange(2), host_samples=HostSamples(
+      np.repeat([0, 1], 300).astype(np.int32), np.zeros(600, np.int32), times.ravel(),
+      {"throttled_ns": np.concatenate([np.zeros(300), 1e9 * held * np.arange(300)])}))
+  found = diagnose(run)
+  assert found.verdict.code == Verdict.SLOW_TRANSFERS
+  assert ("held back by its CPU limit" in found.verdict) == named
+  assert not named or {1, 9} <= {*numbers(found.verdict.partition("process")[2])}
 
 
 @pytest.mark.parametrize("plan",
