@@ -183,12 +183,24 @@ def misplaced(path: pathlib.Path) -> str | None:
   if below:
     shown = (", ".join(str(p) for p in below[:5])
              + (f" and {len(below) - 5} more" if len(below) > 5 else ""))
+    if len(below) > 1 and _is_one_run(below):
+      return (f"{path} is no run itself but holds parts of one: {shown}. Copy what these hold into "
+              "one directory, and give that.")
     which = "one: give" if len(below) == 1 else "several: give one of"
     return f"{path} is no run itself but holds {which} {shown}"
   if (path.name in ("steps", "collectives", "hosts", "process", "locality")
       and _looks_like_run(path.parent)):
     return f"{path} is a part of a run. Give its directory: {path.parent}"
   return None
+
+
+def _is_one_run(directories: Sequence[pathlib.Path]) -> bool:
+  """Whether directories hold different processes of the same run, as of hosts without a shared
+  disk."""
+  found = [process for each in directories for process in read_processes(each, None, [])]
+  runs = {process.info.get("run") for process in found}
+  return (len(runs) == 1 and runs != {None} and len(found) >= len(directories)
+          and len({process.process for process in found}) == len(found))
 
 
 def _looks_like_run(path: pathlib.Path) -> bool:

@@ -217,6 +217,20 @@ def test_directories_without_a_run(tmp_path, run_dir):
       read_run(tmp_path / given)
 
 
+def test_a_folder_of_several_runs_is_told_from_one_of_parts_of_a_run(tmp_path, run_dir):
+  path, _ = run_dir
+  shutil.copytree(path, tmp_path / "node2")
+  for part, process in ((path, 1), (tmp_path / "node2", 0)):
+    (part / "process" / f"{process}.json").unlink()
+  with pytest.raises(RunError, match="parts of one: .*node2, .*run. Copy what these hold into one"):
+    read_run(tmp_path)
+  for files in ({0: "another"}, {0: "synthetic", 1: "synthetic"}):  # another run; a copy
+    for process, run in files.items():
+      (path / "process" / f"{process}.json").write_text(json.dumps({"run": run}))
+    with pytest.raises(RunError, match="several: give one of .*node2, .*run"):
+      read_run(tmp_path)
+
+
 def test_runs_without_a_row(run_dir):
   path, _ = run_dir
   for file in both(path):
