@@ -14,6 +14,7 @@ from jaxpace.diagnose.modes.inputs import FewPauses, Finding
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Verdict
+from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import (
   hosts_of,
   joined,
@@ -213,12 +214,14 @@ def _of_mode(facts: Diagnosis, finding: Finding) -> str:
   if finding.mode == Verdict.PERSISTENT:
     return _persistent(facts, finding)
   subject, late = _subject(finding), sorted({rank for f in facts.findings for rank in f.ranks})
+  alike = any(each.code == Evidence.PAUSE_ALIKE for each in finding.evidence)
   lost_to = {
       Verdict.LOCALITY: f"the place of {subject}",
       Verdict.CONTENTION: f"the link of {named(finding.hosts)}" if finding.hosts else
                           "a crowded host" if "shared_host" in finding.causes else
                           "a crowded fabric",
-      Verdict.JITTER: f"pauses between steps on {subject or 'all ranks'}"}.get(finding.mode)
+      Verdict.JITTER: "pauses between steps" + (
+          f" on {subject}" if subject else " on all ranks" if alike else "")}.get(finding.mode)
   if lost_to:
     said = f"On average a step loses {cost} to {lost_to}"
   elif finding.ranks:

@@ -24,7 +24,7 @@ def run_of(compute, gap, gaps: bool = True, **columns):
   """[R, K] ms before 2 ms of transfer; columns, [R, K] ms, are what each process's host shows."""
   run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS),
                  gap=gap * MS if gaps else None)
-  return dataclasses.replace(run, host_causes=HostCauses(np.arange(RANKS), {
+  return dataclasses.replace(run, host_causes=HostCauses(np.arange(len(gap)), {
       name: values.astype(np.float32) * 1e-3 for name, values in columns.items()}))
 
 
@@ -94,6 +94,17 @@ def test_one_pause_of_a_short_run_says_that_nothing_is_known_of_how_often_it_com
   diagnosis = diagnose(paused(900.0, [15], None, steps=24))
   assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
   assert numbers(diagnosis.verdict)[1:] == [15, diagnosis.selected.size]
+
+
+@pytest.mark.parametrize("on, code, where", [
+    ([0], "pauses_few", "pauses between steps:"), (slice(None), "pause_alike", "on all ranks:")])
+def test_pauses_too_few_to_blame_one_of_two_for_are_not_said_to_be_on_all_ranks(on, code, where):
+  gap = np.full((2, 800), 0.1)
+  gap[on, 100::100] += 300.0
+  diagnosis = diagnose(run_of(noisy(steps=800)[:2], gap, checkpoint=gap - 0.1))
+  (found,) = diagnosis.findings
+  assert (found.mode, found.ranks) == (Verdict.JITTER, ()) and code in codes(found.evidence)
+  assert where in diagnosis.verdict
 
 
 def with_long_transfers(at: list[int]):

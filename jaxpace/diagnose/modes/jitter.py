@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from jaxpace.core.words import some_ranks
+from jaxpace.core.words import Sentence, some_ranks
 from jaxpace.diagnose.episodes import binomial_tail, confidence
 from jaxpace.diagnose.limits import (
   CONFIDENCE,
@@ -114,6 +114,19 @@ def _by_chance(case: EvidenceInputs, ranks: list[int]) -> bool:
   return binomial_tail(held, total, part) * math.comb(len(struck), len(own)) > 1 - CONFIDENCE
 
 
+def _whose(case: EvidenceInputs, ranks: list[int], excess: np.ndarray) -> Sentence:
+  """Which ranks the pauses are on; of so few that nobody is named for them, too."""
+  whole = max(float(excess.sum()), 1e-12)
+  if ranks:
+    return Evidence.PAUSES_HELD.say(part=percent(float(excess[ranks].sum()) / whole),
+        those="this rank" if len(ranks) == 1 else "these ranks")
+  most = np.flatnonzero(excess >= MOST * excess.max())
+  part = float(excess[most].sum()) / whole
+  if part >= NEARLY_ALL and 2 * len(most) <= int((case.totals.present > 0).sum()):
+    return Evidence.PAUSES_FEW.say(part=percent(part), ranks=some_ranks(most))
+  return Evidence.PAUSE_ALIKE.say()
+
+
 def find(case: EvidenceInputs) -> Finding | None:
   """Describes the pauses; None where they cost little, or have no cause that shows and don't cost
   much."""
@@ -142,13 +155,7 @@ def find(case: EvidenceInputs) -> Finding | None:
       Evidence.PAUSES.say(who=who, s="s" if len(ranks) == 1 else "", usual=milliseconds(usual),
           mean=milliseconds(usual + mean)),
       Evidence.PAUSES_COST.say(own=milliseconds(own), waiting=milliseconds(waiting))]
-  if ranks:
-    part = float(excess[ranks].sum() / max(excess.sum(), 1e-12))
-    evidence.append(Evidence.PAUSES_HELD.say(part=percent(part),
-        those="this rank" if len(ranks) == 1 else "these ranks"))
-  else:
-    evidence.append(Evidence.PAUSE_ALIKE.say())
-  evidence += mechanisms
+  evidence += [_whose(case, ranks, excess), *mechanisms]
   if not mechanisms and run.host_causes.columns:
     evidence.append(Evidence.NO_CAUSE.say())
   causes = kinds(mechanisms)

@@ -82,6 +82,8 @@ class Evidence(Code):
       "ranks wait for one that pauses.")
   PAUSES_HELD = ("pauses_held", "the part of the pauses that the named ranks hold",
       "{part} of all pauses are on {those}.")
+  PAUSES_FEW = ("pauses_few", "pauses of one rank or a few, and no more than chance may make",
+      "{part} of all pauses are on {ranks}; of so few pauses that may be chance.")
   PAUSE_ALIKE = ("pause_alike", "all ranks pause equally",
       "All ranks pause equally; no single process is to blame.")
   NO_CAUSE = ("no_cause", "no cause that the loop measures takes that long",
