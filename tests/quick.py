@@ -2,14 +2,15 @@
 
 Most tests run a program a few times, so that compiling it takes longer than anything else. XLA's
 flags are read once a process, and those of one program can be given to `jax.jit` alone: that all
-programs of a file are compiled alike, and each of them once, takes private functions of JAX. Where
-they are gone, or an option is, tests are slower and nothing else.
+programs of a file are compiled alike, and each of them once, and many lowered in one context, takes
+private functions of JAX. Where they are gone, or an option is, tests are slower and nothing else.
 """
 
 import collections
 import functools
 import hashlib
 import os
+import threading
 from typing import Any
 
 import jax
@@ -21,6 +22,9 @@ what is drawn, and most files marked `optimized` compile as the others do."""
 OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1,
            "xla_cpu_use_onednn": False}
 """Loops written by the older, quicker emitters, and each program compiled by one thread."""
+PROGRAMS = 100
+"""Programs of a thread that are lowered in one MLIR context: it takes longer to make than most
+programs take to lower, and keeps their constants."""
 KEPT = 200
 """Compiled programs that are kept for the next test that comes to the same one."""
 _compiled: collections.OrderedDict[Any, Any] = collections.OrderedDict()
@@ -45,7 +49,9 @@ def install() -> None:
   this JAX can."""
   try:
     from jax._src import compiler  # noqa: TID251  # the public API has no such seam
+    from jax._src.interpreters import mlir  # noqa: TID251
     options, compile_one = compiler.get_compile_options, compiler.compile_or_get_cached
+    make_context = mlir.make_ir_context
   except (ImportError, AttributeError):
     return
   if not _compiled_here:
@@ -53,6 +59,7 @@ def install() -> None:
       raise RuntimeError("jaxpace.observe was called while tests were collected: all programs of "
                          "the tests would be compiled anew. Call it in a test or a fixture.")
     compiler.compile_or_get_cached = _once(compile_one)
+    mlir.make_ir_context = _for_many(make_context)
     _compiled_here.append(compiler.compile_or_get_cached)
   if hasattr(options, "__wrapped__") or not known():
     return
@@ -71,6 +78,20 @@ def forget() -> None:
   """Lets go of all compiled programs."""
   _compiled.clear()
   jax.clear_caches()
+
+
+def _for_many(make_context: Any) -> Any:
+  """Makes a context of MLIR for every `PROGRAMS` programs of a thread, not for each."""
+  of_thread = threading.local()
+
+  @functools.wraps(make_context)
+  def context() -> Any:
+    of_thread.left = getattr(of_thread, "left", 0) - 1
+    if of_thread.left < 0:
+      of_thread.context, of_thread.left = make_context(), PROGRAMS - 1
+    return of_thread.context
+
+  return context
 
 
 def _once(compile_one: Any) -> Any:
