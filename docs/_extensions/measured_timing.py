@@ -26,11 +26,12 @@ def starts(figures: Any) -> Found:
 
 
 def gpu(figures: Any) -> Found:
-  steps = [step for step in figures["steps"] if not step["step"].endswith("bare")]
-  return Found(f"{sum(step['to_the_host'] + step['branches'] for step in steps)} in {len(steps)} "
-               f"steps, {sum(len(step['problems']) for step in steps)} out of order; none ran",
-               not any(step["to_the_host"] or step["branches"] or step["problems"]
-                       for step in steps))
+  whole, instrumented = figures["observed"], figures["instrumented"]
+  steps = [*whole, *instrumented]
+  wrong = sum(bool(step["problems"]) for step in steps)
+  jaxes = ", ".join(dict.fromkeys(step["jax"] for step in steps))
+  return Found(f"{len(whole)} steps jitted as a whole, {len(instrumented)} instrumented, of jax "
+               f"{jaxes}: {wrong} not as they should be; none ran", not wrong)
 
 
 def timestamp(name: str, most: float) -> Callable[[Any], Found]:

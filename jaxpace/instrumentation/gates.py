@@ -102,16 +102,16 @@ def _descendants(program: Program, segment: Sequence[int], before: int, root: in
   return found
 
 
-def gate(program: Program, bucket: Sequence[int]) -> int | None:
-  """The operand that the entry timestamp holds back: of the float32 ones the last that the step
-  makes, else of the integers.
+def gate(program: Program, bucket: Sequence[int], behind: Mapping[int, int]) -> int | None:
+  """The operand that the entry timestamp holds back: of the float32 ones with the most products
+  behind them the smallest, else such an integer.
 
-  XLA starts the collectives of a bucket one after the other, each with operands that are made one
-  after the other, beside the work that makes the next. The loss, held, would keep all of them until
-  that work is done.
+  XLA starts the collectives of a bucket one after the other, beside the products that make the
+  operands of the next. The loss is small, and held, it would keep all of them until the last one.
 
   None if there is none. A half-precision operand is never held back: XLA reduces it in float32 and
-  elides the conversion before it.
+  elides the conversion before it. `behind` tells by value the products behind it, from
+  `dependencies`; nothing where collectives run beside none.
   """
   candidates = []
   for index in bucket:
@@ -120,8 +120,9 @@ def gate(program: Program, bucket: Sequence[int]) -> int | None:
       if (dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32)
           and value not in program.constant
           and (program.flat(value) or value in program.plain)):
-        candidates.append((dtype == jnp.float32, value))
-  return max(candidates)[1] if candidates else None
+        products = behind.get(value, 0).bit_count()
+        candidates.append((dtype != jnp.float32, -products, program.size(value), value))
+  return min(candidates)[-1] if candidates else None
 
 
 def scalar_inputs(program: Program, following: Iterable[int]) -> list[int]:

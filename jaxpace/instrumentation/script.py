@@ -35,13 +35,13 @@ class Script:
 
 
 def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: bool,
-                 phases_apart: bool = True) -> Script:
+                 phases_apart: bool = True, overlap: bool = False) -> Script:
   """Decides where the timestamps go; evaluating the script gives the outputs of the program, bit
   for bit. Of more buckets of collectives than slots the smallest get no timestamps; the step's
   beginning has a `delay` mark if a pacer may ask for one; and there are timestamps between the
-  phases, too, if these are apart."""
+  phases, too, if these are apart. `overlap` says that collectives may run beside computation."""
   bare = schedule.stages(program, most_segments=MAX_PHASE_TIMESTAMPS if phases_apart else 0)
-  writer = _Writer(program, bare, slots)
+  writer = _Writer(program, bare, slots, overlap)
   stages = [writer.stage(number, delayed) for number in range(len(bare))]
   timestamped = [(stage, stage.timestamps) for stage in stages if stage.timestamps is not None]
   left = [stage.bucket for stage in stages if stage.bucket and stage.timestamps is None]
@@ -57,13 +57,19 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
       notices=(*writer.notices, *_early([timestamps for _, timestamps in timestamped])))
 
 
+_HEAVY = primitives.PRODUCTS | primitives.UNKNOWN_WORK
+
+
 class _Writer:
   """Puts the timestamps into the stages of a step."""
 
-  def __init__(self, program: Program, stages: Sequence[Stage], slots: int):
+  def __init__(self, program: Program, stages: Sequence[Stage], slots: int, overlap: bool):
     self.program, self.stages = program, stages
     self.order = gates.meeting_order(program)
     self.work_behind = gates.dependencies(program, program.significant)
+    self.products_behind = gates.dependencies(program, (
+        i for i, equation in enumerate(program.equations) if equation.primitive.name in _HEAVY
+    )) if overlap else {}
     self.collectives_behind = gates.dependencies(
         program, (i for i, equation in enumerate(program.equations) if equation.collective))
     self.slot_of = _slots(program, stages, slots)
@@ -109,7 +115,7 @@ class _Writer:
     return BucketTimestamps(
         slot=slot,
         operands=tuple(gates.operands(self.program, met, self.work_behind)),
-        gate=gates.gate(self.program, collectives),
+        gate=gates.gate(self.program, collectives, self.products_behind),
         joinable=_joinable(self.program, collectives, slot),
         last=number == len(self.stages) - 2,
         results=tuple(results),

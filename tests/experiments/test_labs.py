@@ -10,7 +10,7 @@ import pytest
 from experiments.labs.fabric import commands, lab, machine
 from experiments.labs.fabric.commands import Topology
 from experiments.labs.fabric.machine import LabError
-from experiments.labs.gpu import injected, steps, whole_loop
+from experiments.labs.gpu import compiled, injected, steps, whole_loop
 from experiments.labs.gpu.bench import Bench
 from tests.multiprocess import jobs
 from tests.patience import awaited
@@ -92,6 +92,35 @@ def test_signals_take_the_lab_down_and_clean_finds_the_killed(number):
     maker.kill()
     maker.communicate()
     machine.remove(name)
+
+
+def test_a_compiled_schedule_says_what_is_out_of_order():
+  sound = ["stamp", "product", "stamp", "hold", "start", "kernel", "done", "stamp", "stamp"]
+  assert compiled.problems(sound, False) == [] and compiled.starts(sound) == [1.0]
+  assert compiled.problems(["delay", *sound[1:]], True) == []
+  for wrong, said in (
+      (sound[1:2] + sound[:1] + sound[2:], "a matrix product is scheduled before the first"),
+      (sound[:2] + sound[4:], "between the last matrix product and the start"),
+      (sound[:-1], "no timestamp after the last collective but"),
+      ([*sound, "branch"], "branches or goes to the host"), (["kernel"], "no timestamps")):
+    assert [said in each for each in compiled.problems(wrong, False)] == [True], said
+  assert "the delay is not" in compiled.problems(sound, True)[0]
+  assert compiled.starts(["product", "start", "done", "product", "start", "done"]) == [0.5, 1.0]
+  assert compiled.beside(["kernel", "start", "kernel", "copy", "product", "done", "kernel"]) == 2
+
+
+def test_kernels_are_the_same_by_what_they_compute():
+  def text(name, operation):
+    return "\n".join((
+        f"%{name}.body (p.{name}: f32[4]) -> f32[4] {{", f"  %p.{name} = f32[4] parameter(0)",
+        f"  ROOT %r.{name} = f32[4] {operation}(%p.{name}, %p.{name}), metadata={{a={name}}}", "}",
+        "", "ENTRY %main (x: f32[4]) -> f32[4] {",
+        f"  ROOT %f = f32[4] fusion(%x), kind=kLoop, calls=%{name}.body", "}"))
+
+  one = compiled.kernels(text("one", "add"))
+  assert one.total() == 1 and one == compiled.kernels(text("two", "add"))
+  assert not one & compiled.kernels(text("one", "multiply"))
+  assert not compiled.kernels(text("one", "concatenate")), "that only moves"
 
 
 @pytest.mark.long

@@ -24,9 +24,9 @@ def with_a_norm(params, x):
   return jax.lax.psum(jax.value_and_grad(loss)(params), "data")
 
 
-def written(step, slots=16, delayed=True):
+def written(step, slots=16, delayed=True, overlap=False):
   program = flat(step, *ARGUMENTS)
-  return script.write_script(program, ("data",), slots=slots, delayed=delayed)
+  return script.write_script(program, ("data",), slots=slots, delayed=delayed, overlap=overlap)
 
 
 @pytest.mark.parametrize("step", [one_layer, with_a_norm])
@@ -91,18 +91,20 @@ def kind(program, value):
   return str(aval.dtype), aval.shape
 
 
-def test_the_float32_operand_that_is_made_last_is_gated_and_no_matrix_or_half():
-  """The loss would hold up the gradients that are there before the last."""
+@pytest.mark.parametrize(("overlap", "gated"), [(False, ()), (True, (4,))])
+def test_the_smallest_float32_operand_is_gated_and_no_matrix_or_half(overlap, gated):
+  """On a GPU that with all products behind it: the loss would hold up the gradients before the
+  last."""
   def step(params, x):
     h = jnp.tanh(x @ params["w"])
-    sums = {"scalar": jnp.sum(h * h), "vector": h.sum(0), "half": h.sum().astype(jnp.bfloat16),
-            "matrix": h @ h.T, "integer": jnp.int32(h.sum())}
+    g = h @ (h.T @ h)
+    sums = {"loss": jnp.sum(h * h), "vector": g.sum(0), "half": g.sum().astype(jnp.bfloat16),
+            "matrix": h @ h.T, "integer": jnp.int32(g.sum()), "smaller": g.sum(1)}
     return jax.lax.psum(sums, "data")
 
-  result = written(step)
+  result = written(step, overlap=overlap)
   (timestamps,) = timestamps_of(result)
-  dtype, shape = kind(result.program, timestamps.gate)
-  assert dtype == "float32" and len(shape) == 1
+  assert kind(result.program, timestamps.gate) == ("float32", gated)
 
   def without(params, x):
     return jax.lax.psum((x @ params["w"], x.sum().astype(jnp.bfloat16)), "data")

@@ -143,6 +143,13 @@ def starts(kinds: Sequence[str]) -> list[float]:
           for kind, done in zip(kinds, products, strict=True) if kind == "start"]
 
 
+def beside(kinds: Sequence[str]) -> int:
+  """Kernels and products that are scheduled while a collective is under way."""
+  under_way = np.cumsum([(kind == "start") - (kind == "done") for kind in kinds])
+  return sum(kind in ("kernel", "product") and bool(running)
+             for kind, running in zip(kinds, under_way, strict=True))
+
+
 def problems(kinds: Sequence[str], delayed: bool) -> list[str]:
   """What is out of order: a timestamp that would tell a lie, a delay that would come too late."""
   places = collections.defaultdict(list)
@@ -223,7 +230,8 @@ def _beside(name: str, bare: tuple[Any, ...], one: tuple[Any, ...], delayed: boo
     wrong.append("collectives start later")
   return {"step": name, "jax": jax.__version__, "problems": wrong,
           "collectives": [was["start"], now["start"]], "bytes_more": reduced_now - reduced,
-          "starts": [began, begin], "copies_added": now["copy"] - was["copy"],
+          "starts": [began, begin], "beside": [beside(before), beside(after)],
+          "copies_added": now["copy"] - was["copy"],
           "kernels_added": len(after) - now["copy"] - len(before) + was["copy"],
           "timestamps": now["stamp"] + now["delay"] + now["note"], "holds": now["hold"],
           "kernels_calculating": own.total(), "changed": (own - others).total()}
@@ -265,11 +273,12 @@ def lines(figures: dict[str, Any]) -> list[str]:
   page += measured.table(
       ("step", "jax", "kernels added", "of them timestamps", "holds", "copies added",
        "kernels that calculate, changed", "collectives", "bytes more in them",
-       "start after, of the products", "bare", "wrong"),
+       "start after, of the products", "bare", "kernels beside them, bare", "wrong"),
       [[row["step"], row["jax"], row["kernels_added"], row["timestamps"], row["holds"],
         row["copies_added"], f"{row['changed']} of {row['kernels_calculating']}",
         "{}, {}".format(*row["collectives"]), row["bytes_more"], _span(row["starts"][1]),
-        _span(row["starts"][0]), "; ".join(row["problems"]) or "nothing"]
+        _span(row["starts"][0]), "{1}, {0}".format(*row["beside"]),
+        "; ".join(row["problems"]) or "nothing"]
        for row in figures["instrumented"]])
   return page
 
