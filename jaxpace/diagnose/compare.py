@@ -14,10 +14,10 @@ from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, seconds_of
 from jaxpace.diagnose.forecast_sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
-from jaxpace.diagnose.limits import INTERVAL, LEAST, LISTED, MIN_STEPS, SCHEMA
+from jaxpace.diagnose.limits import INTERVAL, LEAST, LISTED, MIN_STEPS, MOST, SCHEMA
 from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.diagnose.words.codes import ChangeCode, Verdict, codes
-from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, signed
+from jaxpace.diagnose.words.names import hosts_of, joined, milliseconds, percent, signed
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.loops import step_found
 from jaxpace.runs.run import Run, RunError
@@ -157,7 +157,11 @@ def _verdict(found: Comparison) -> Sentence:
              and c.difference * whole.difference > 0}
     name = max(moved, key=lambda n: abs(moved[n].difference), default=None)
     sentence = f"{'Slower' if whole.difference > 0 else 'Faster'}. {said}"
-    sentence += f", most of it {name} ({signed(moved[name].difference)})." if name else "."
+    if name:
+      part = signed(moved[name].difference)
+      most = abs(moved[name].difference) >= MOST * abs(whole.difference)
+      sentence += f", most of it {name} ({part})" if most else f", {part} of it surely in {name}"
+    sentence += "."
     if found.changed_ranks and name in ("skew", "runtime", "pacing"):
       top = found.changed_ranks[0]
       host, late = found.b.run.host_of_rank(top), found.ranks[top].difference
@@ -190,6 +194,9 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   if short * 4 < long:
     notes.append(Note.STEPS_DIFFER.say(a=a.selected.size, b=b.selected.size))
   notes += [_one_loop(letter, d.run) for letter, d in (("A", a), ("B", b)) if d.run.loops[1:]]
+  left_out = [d.in_other_shapes for d in (a, b)]
+  if max(left_out) >= LEAST:
+    notes.append(Note.SHAPES_LEFT_OUT.say(a=percent(left_out[0]), b=percent(left_out[1])))
   programs = [_programs(d.run) for d in (a, b)]
   if all(programs) and {*map(function_of, programs[0])} != {*map(function_of, programs[1])}:
     notes.append(Note.PROGRAMS_DIFFER.say(a=joined(programs[0]), b=joined(programs[1])))

@@ -51,6 +51,12 @@ class Diagnosis(EvidenceInputs, Worth):
   verdict: Sentence = _NO_WORDS_YET
   notes: tuple[Sentence, ...] = ()
 
+  @property
+  def in_other_shapes(self) -> float:
+    """Part of the time that steps took that are left out since they are of another shape."""
+    left_out = float(self.selected.of_others.sum())
+    return left_out / (left_out + float(self.steps.sum())) if left_out else 0.0
+
 
 # The diagnosis as the JSON document that `jaxpace report --json` writes.
 

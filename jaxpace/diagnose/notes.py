@@ -48,9 +48,8 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None,
     notes.append(Note.UNFINISHED.say(steps=plural(unfinished.size, "step"), first=unfinished[0]))
   others = facts.selected.of_others
   if others.size:
-    whole = float(others.sum() + facts.steps.sum())
     notes.append(Note.OTHER_SHAPES.say(steps=plural(others.size, "step"),
-        mean=milliseconds(float(others.mean())), part=percent(float(others.sum()) / whole),
+        mean=milliseconds(float(others.mean())), part=percent(facts.in_other_shapes),
         paused=_paused_before(facts)))
   if run.aggregated is not None and facts.step_time and facts.selected.size < facts.counted:
     notes.append(Note.IN_FULL.say(detailed=facts.selected.size,

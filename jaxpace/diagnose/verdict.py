@@ -52,10 +52,9 @@ def _with_other_shapes(facts: Diagnosis, said: Sentence) -> Sentence:
   others = facts.selected.of_others
   if facts.step_time is None or not others.size:
     return said
-  whole = float(others.sum() + facts.steps.sum())
-  if others.sum() - others.size * facts.step_time.mean < COSTLY * whole:
+  if facts.in_other_shapes * (1 - facts.step_time.mean / others.mean()) < COSTLY:
     return said
-  more = Verdict.OTHER_SHAPES.say(part=percent(float(others.sum()) / whole))
+  more = Verdict.OTHER_SHAPES.say(part=percent(facts.in_other_shapes))
   if said.code == Verdict.HEALTHY:
     return Sentence(more.code, f"No lasting fault{said.removeprefix('Healthy')} {more}")
   return Sentence(said.code, f"{said} {more}")

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxpace.cli.main import main
-from jaxpace.diagnose.compare import change, change_of_ratio, compare, from_blocks, series
+from jaxpace.diagnose.compare import (
+  Change,
+  _verdict,
+  change,
+  change_of_ratio,
+  compare,
+  from_blocks,
+  series,
+)
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.words.codes import ChangeCode, codes
@@ -136,6 +144,17 @@ def test_runs_of_different_kinds_are_compared_with_words():
     assert numbers(only(found.notes, code))[:2] == [of_a, of_b]
   with pytest.raises(RunError, match="needs 20 in both"):
     compare(a, recorded(dataclasses.replace(JOB, steps=15)))
+
+
+@pytest.mark.parametrize("part, said", [
+    (0.6, "most of it compute (+0.60 ms)"), (0.2, "+0.20 ms of it surely in compute")])
+def test_a_share_is_most_of_the_change_where_it_holds_half_of_it(part, said):
+  def by(ms):
+    return Change(0.01, 0.01 + ms * 1e-3, ms * 1e-3, ms * 0.9e-3, ms * 1.1e-3, (50, 50))
+
+  found = compare(*(recorded(dataclasses.replace(JOB, steps=100)) for _ in range(2)))
+  verdict = _verdict(found._replace(step_time=by(1.0), shares={"compute": by(part)}, ranks={}))
+  assert verdict.code == ChangeCode.SLOWER and f"), {said}." in verdict
 
 
 def call(*arguments):

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.core.detail import is_detailed
+from jaxpace.diagnose.compare import compare
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.follower import Follower
@@ -241,6 +242,9 @@ def test_pauses_before_steps_of_another_shape_are_told_with_their_ranks(tmp_path
   assert "Healthy" not in diagnosis.verdict and "took 36 % of the time" in diagnosis.verdict
   said, = (note for note in diagnosis.notes if note.code == Note.OTHER_SHAPES)
   assert f"left out: before each, {who} spent 300.5 ms between steps." in said
+  told, = (note for note in compare(diagnosis, diagnosis).notes
+           if note.code == Note.SHAPES_LEFT_OUT)
+  assert "36 % of A's time, and 36 % of B's" in told
 
 
 def test_a_step_of_two_programs_has_the_collectives_of_both(tmp_path):

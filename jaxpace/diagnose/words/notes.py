@@ -140,6 +140,8 @@ class Note(Code):
   ONE_LOOP = ("one_loop", "compare: a run has several loops, and one of them is compared",
       "{run} ran in several loops, one after the other: this compares that of {step}, not "
       "{others}.")
+  SHAPES_LEFT_OUT = ("shapes_left_out", "compare: steps of other shapes are left out",
+      "Steps of another shape are left out: they took {a} of A's time, and {b} of B's.")
   PROGRAMS_DIFFER = ("programs_differ", "compare: what was found to be the step",
       "The steps are executions of different programs: of A {a}, of B {b}. `--match` when "
       "recording names the step.")
