@@ -12,8 +12,10 @@ from jaxpace.files import UserError
 from jaxpace.show.console import check_target, make_console, write_file
 
 if TYPE_CHECKING:
+  from jaxpace.costs.fabric_file import MeasuredFabric
   from jaxpace.diagnose.diagnosis import Diagnosis
   from jaxpace.diagnose.hang import Hang
+  from jaxpace.diagnose.links import ProbedLinks
   from jaxpace.runs.run import Run
 
 EPILOG = """\
@@ -111,9 +113,7 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
   counting = args.progress.counting
   recorded = read_run(args.run, window=args.steps, progress=counting("Reading"))
   links = read_links(args.run)
-  in_loops = [diagnose(read_run(args.run, window=window, progress=counting("Reading")),
-                       counting("Adding up"), fabric=fabric, links=links)
-              for window in _other_loops(recorded)]
+  in_loops = [_in_loop(args, window, fabric, links) for window in _other_loops(recorded)]
   diagnosis = diagnose(recorded, counting("Adding up"), asked=asked, fabric=fabric, links=links,
                        events=read_events(args.run, recorded.id), in_loops=in_loops)
   document = to_json(diagnosis, hang) if args.json or args.html else {}
@@ -149,9 +149,23 @@ def _other_loops(run: Run) -> list[tuple[int, int]]:
   the report looks for late ranks as it does in its own."""
   from jaxpace.diagnose.limits import LISTED
 
-  most = max(1, _MOST_ROWS // run.ranks)
-  return [(max(first, last + 1 - most), last + 1)
+  most, (begin, stop) = max(1, _MOST_ROWS // run.ranks), run.window
+  return [(max(first, last + 1 - most, begin or 0), min(last + 1, stop or last + 1))
           for first, last in (loop.longest for loop in run.loops[1:LISTED + 1])]
+
+
+def _in_loop(args: argparse.Namespace, window: tuple[int, int], fabric: MeasuredFabric | None,
+             links: ProbedLinks | None) -> Diagnosis | None:
+  """What is found in these steps; None where there is nothing to read."""
+  from jaxpace.diagnose.diagnose import diagnose
+  from jaxpace.runs.reader import read_run
+  from jaxpace.runs.run import RunError
+
+  try:
+    recorded = read_run(args.run, window=window, progress=args.progress.counting("Reading"))
+  except RunError:
+    return None
+  return diagnose(recorded, args.progress.counting("Adding up"), fabric=fabric, links=links)
 
 
 def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:

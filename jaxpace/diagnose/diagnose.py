@@ -49,7 +49,7 @@ from jaxpace.runs.run import Run
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
              asked: Sequence[WhatIfRequest] = (), fabric: MeasuredFabric | None = None,
              links: ProbedLinks | None = None, events: Sequence[Mapping[str, Any]] = (),
-             in_loops: Sequence[Diagnosis] = ()) -> Diagnosis:
+             in_loops: Sequence[Diagnosis | None] = ()) -> Diagnosis:
   """Diagnoses a recorded run.
 
   Args:
@@ -61,7 +61,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       the slow host or link of contended transfers where the hosts' counters don't.
     events: what watchdogs found, as `jaxpace.hang.alarms.read_events` returns it; goes
       into the notes.
-    in_loops: what was found in the run's other loops, in their order; goes into the notes.
+    in_loops: what was found in the run's other loops, in their order, None where nothing can be
+      read; goes into the notes.
 
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
@@ -128,7 +129,7 @@ def why(case: EvidenceInputs) -> EvidenceInputs:
 
 def words(case: EvidenceInputs, saved: Worth, fabric: MeasuredFabric | None = None,
           events: Sequence[Mapping[str, Any]] = (),
-          in_loops: Sequence[Diagnosis] = ()) -> Diagnosis:
+          in_loops: Sequence[Diagnosis | None] = ()) -> Diagnosis:
   """Puts it into words: verdict, notes, and a sentence where mending saves more than its share."""
   run, selected, totals, floor, times = case.run, case.selected, case.totals, case.floor, case.steps
   at = shares_by_collective(run, selected, totals, floor)

@@ -32,7 +32,7 @@ _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps",
 
 
 def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None,
-             in_loops: Sequence[Diagnosis] = ()) -> tuple[Sentence, ...]:
+             in_loops: Sequence[Diagnosis | None] = ()) -> tuple[Sentence, ...]:
   """Sentences on how the numbers came about; the reader's own problems are the run's. `in_loops`
   is what was found in the other loops."""
   run, unfinished = facts.run, facts.selected.unfinished
@@ -89,7 +89,7 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None,
   return (*notes, *facts.on_sampling, *hung(facts.events))
 
 
-def _loops(run: Run, found: Sequence[Diagnosis]) -> list[Sentence]:
+def _loops(run: Run, found: Sequence[Diagnosis | None]) -> list[Sentence]:
   """Says what else ran in a loop, and who is late there."""
   if len(run.loops) < 2:
     return []
@@ -100,7 +100,8 @@ def _loops(run: Run, found: Sequence[Diagnosis]) -> list[Sentence]:
       others=joined([_loop(loop) for loop in others[:LISTED]])),
       *(Note.LATE_IN_LOOP.say(step=joined(loop.programs), said=said[0].lower() + said[1:],
                               first=other.run.window[0], stop=other.run.window[1])
-        for loop, other in zip(others, found, strict=False) if (said := on_late_ranks(other)))]
+        for loop, other in zip(others, found, strict=False)
+        if other is not None and (said := on_late_ranks(other)))]
 
 
 def _paused_before(facts: Diagnosis) -> str:

@@ -300,10 +300,11 @@ def test_without_rings_there_is_no_more_to_say_than_before(tmp_path, capsys):
   assert "without a single recorded step" in shown(capsys)[1]
 
 
-@pytest.mark.parametrize("seconds, most, window", [
-    (20e-3, None, "0:90"), (20e-3, 200, "40:90"), (0.0, None, None)])
+@pytest.mark.parametrize("seconds, most, asked, window", [
+    (20e-3, None, ":", "0:90"), (20e-3, 200, ":", "40:90"), (20e-3, None, "50:300", "50:90"),
+    (0.0, None, ":", None)])
 def test_who_is_late_in_another_loop_is_said_in_the_words_of_a_report_on_it(
-    tmp_path, monkeypatch, seconds, most, window):
+    tmp_path, monkeypatch, seconds, most, asked, window):
   late = Fault("compute", seconds, (3,), end=90 / 400)
   synthetic_runs.write(tmp_path / "run", SyntheticJob(
       ranks=4, steps=400, processes=4, noise=0.02, faults=(late,)))
@@ -317,7 +318,7 @@ def test_who_is_late_in_another_loop_is_said_in_the_words_of_a_report_on_it(
     assert report(tmp_path / "run", "--json", tmp_path / "said.json", *options) == 0
     return json.loads((tmp_path / "said.json").read_text())
 
-  document = said()
+  document = said("--steps", asked)
   assert document["verdict_code"] == "healthy" and document["first_step"] == 91
   notes = dict(zip(document["note_codes"], document["notes"], strict=True))
   assert "it also ran pretrain" in notes["other_loops"]
