@@ -319,6 +319,11 @@ def _describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
   elif open_ones:
     problems.append(f"{plural(len(open_ones), 'process', 'processes')} did not close the "
                     f"recording, as if killed: {list_ranks(open_ones)}.")
+  beside = [p.process for p in run.processes if p.info.get("closed_cleanly") and not p.ranks
+            and not p.info.get("rows_written") and p.process not in run.process_of_rank]
+  if beside:
+    problems.append(f"{plural(len(beside), 'process', 'processes')} of {len(run.processes)} ran "
+                    f"nothing of the step and left no rows: {list_ranks(beside)}.")
   return problems
 
 

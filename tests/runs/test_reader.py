@@ -173,6 +173,19 @@ def test_a_process_that_died_early_is_named(run_dir):
   assert said(run, "lost 12 rows in 2 holes")
 
 
+def test_a_process_that_ran_nothing_of_the_step_is_named_and_its_devices_are_no_ranks(run_dir):
+  path, _ = run_dir
+  for file in path.glob("*/*-p00001.*"):
+    file.unlink()
+  (path / "process" / "1.json").write_text(json.dumps({
+      **json.loads((path / "process" / "1.json").read_text()), "ranks": [], "rows_written": 0}))
+  info = json.loads((path / "run.json").read_text())
+  (path / "run.json").write_text(json.dumps({key: info[key] for key in ("run", "processes")}))
+  run = read_run(path)
+  assert run.ranks_in_all == 2
+  assert said(run, "1 process of 2 ran nothing of the step and left no rows: 1.")
+
+
 def test_processes_that_left_no_word_are_named(run_dir):
   path, _ = run_dir
   assert not said(read_run(path), "in the folder 'process'") and not said(read_run(path), "no plan")
