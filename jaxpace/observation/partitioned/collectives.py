@@ -7,6 +7,7 @@ its `HloModuleProto` (xla/service/hlo.proto, xla/xla_data.proto), the same in ja
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -235,7 +236,8 @@ def source_line(frames: Sequence[Frame], function: str = "") -> str | None:
   """
   if not frames:
     return None
-  imported = {frame.file: _imported_from(frame.file) for frame in frames}
+  folders = tuple(sys.path)
+  imported = {frame.file: _imported_from(frame.file, folders) for frame in frames}
   paths = [(*imported[frame.file], frame.line) for frame in frames]
   own = [at for at, frame in enumerate(frames, 1) if frame.function.rsplit(".", 1)[-1] == function]
   within = paths[:own[-1]] if function and own else []
@@ -250,9 +252,11 @@ def _is_machinery(path: str) -> bool:
   return path.split("/")[0] in MACHINERY
 
 
-def _imported_from(file: str) -> tuple[str, bool]:
-  """The path of a file below the folder that Python imports it from, and whether it is
-  installed."""
+# All collectives of a program come from a few files.
+@functools.lru_cache(maxsize=1024)
+def _imported_from(file: str, search: tuple[str, ...]) -> tuple[str, bool]:
+  """The path of a file below the folder that Python imports it from, of those that it searches, and
+  whether it is installed."""
   parts = PurePath(file).parts
   for index in reversed(range(len(parts))):
     if parts[index] in _INSTALLED:
@@ -262,6 +266,6 @@ def _imported_from(file: str) -> tuple[str, bool]:
     return file, True
   if file.startswith(standard):
     return os.path.relpath(file, standard), True
-  folders = [os.path.abspath(folder) + os.sep for folder in sys.path]
+  folders = [os.path.abspath(folder) + os.sep for folder in search]
   holding = max((folder for folder in folders if file.startswith(folder)), key=len, default=None)
   return (parts[-1] if holding is None else file[len(holding):]).replace(os.sep, "/"), False
