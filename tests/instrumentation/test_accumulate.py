@@ -22,6 +22,7 @@ EVEN = (3, 3, 3, 3)
 KEY = 7
 
 
+@functools.cache
 def params(dtype=jnp.float32):
   one, other = jax.random.split(jax.random.key(0))
   return {"w": (jax.random.normal(one, (WIDTH, WIDTH)) / 3).astype(dtype),
@@ -61,8 +62,13 @@ def shared_out(counts, capacity=CAPACITY):
   return x, y
 
 
-def expected(dropout=False, of=None):
+@functools.cache
+def expected(dropout=False):
   """Loss and gradient of the whole batch at once, with no loop and no ranks."""
+  return reference(params(), dropout)
+
+
+def reference(of, dropout=False):
   x, y = examples()
 
   def loss(params):
@@ -71,7 +77,7 @@ def expected(dropout=False, of=None):
              for i in range(TOTAL)]
     return sum(loss for loss, _ in found) / sum(weight for _, weight in found)
 
-  return jax.value_and_grad(loss)(params() if of is None else of)
+  return jax.value_and_grad(loss)(of)
 
 
 def mapped(step, specs=(P(), P("data"), P()), out=P(), **settings):
@@ -193,7 +199,7 @@ def test_in_a_step_that_is_jitted_as_a_whole(explicit, split):
 
 def test_sums_in_float32_and_in_the_parameters_type():
   half = params(jnp.bfloat16)
-  whole = expected(of=jax.tree.map(lambda leaf: leaf.astype(jnp.float32), half))
+  whole = reference(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), half))
   exact = compiled()(half, shared_out((6, 1, 0, 5)), of(6, 1, 0, 5))
   assert {leaf.dtype.name for leaf in jax.tree.leaves(exact)} == {"float32"}
   rough = compiled(sums="parameters")(half, shared_out((6, 1, 0, 5)), of(6, 1, 0, 5))
