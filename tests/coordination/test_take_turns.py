@@ -1,6 +1,7 @@
 """take_turns: when it listens, how long it waits, when it gives up. And what combinators make of
 holds."""
 
+import functools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -21,8 +22,14 @@ QUIET, LOUD, FLOOR, SLOTS = 2e-4, 8e-4, 20e-3, 3
 ANY = st.floats(width=32)
 
 
+@functools.cache
 def pacer_of(**more):
   return jaxpace.take_turns(key=5, floor=FLOOR, slots=SLOTS, **more)
+
+
+@functools.cache
+def updating(pacer):
+  return jax.jit(pacer.update)
 
 
 def taking(pacer):
@@ -48,24 +55,23 @@ def play(pacer, state, readings, slot=0, step=9, before=0.0):
 def seen(contention, step=0, held=0.0, shared=True):
   """A step whose buckets all took 1 + contention times their floor."""
   times = np.full(SLOTS, FLOOR * (1 + contention) if shared else np.nan, np.float32)
-  nan = jnp.full((2,), jnp.nan)
-  return Observation(jnp.int32(step), jnp.int32(0), nan, nan, jnp.asarray(times), jnp.float32(0.1),
-                     jnp.float32(0.1), jnp.asarray(times), jnp.asarray(times),
-                     holds=jnp.full((SLOTS,), held / SLOTS, jnp.float32))
+  nan, took = np.full(2, np.nan, np.float32), np.float32(0.1)
+  return Observation(np.int32(step), np.int32(0), nan, nan, times, took, took, times, times,
+                     holds=np.full(SLOTS, held / SLOTS, np.float32))
 
 
 def run(pacer, steps, state=None, heard=True, **observed):
   """Steps that are alike; what is held is so only while turns are taken, as it would be. Modes
   after each."""
   state = pacer.init(2) if state is None else state
-  update, modes = jax.jit(pacer.update), []
+  update, modes = updating(pacer), []
   cost = observed.pop("cost", None)
   contention = observed.pop("contention", 0.0)
   for k in range(steps):
     acts = int(state.mode) in (turns.TRIES, turns.TURNS)
     if acts and cost is not None:
       now = seen(cost[0], k, cost[1], **observed)
-      state = state._replace(heard=jnp.asarray(heard))
+      state = state._replace(heard=np.bool_(heard))
     else:
       now = seen(contention, k, **observed)
     _, state = update(now, state)
@@ -187,7 +193,7 @@ def test_by_message_two_more_free_readings_are_wanted_after_one_of_a_link_in_use
 
 
 def test_by_message_who_has_waited_moves_away_little_by_little():
-  update = jax.jit(whole_of().update)
+  update = updating(whole_of())
   waited, free = [LOUD] * 3 + [QUIET] * 5, [QUIET] * 5
   total = SLOTS * FLOOR
 
