@@ -133,12 +133,12 @@ def test_a_pacer_that_asks_for_nothing_is_never_judged():
 
 def test_harm_is_switched_off_and_gain_kept():
   for effect in (-0.2, 0.2):
-    applied, columns, _ = run(GUARDED, steps_of(noisy(2500, effect)))
+    applied, columns, _ = run(GUARDED, steps_of(noisy(1500, effect)))
     longest = max(len(stretch)
                   for stretch in "".join("x" if row.any() else " " for row in applied).split())
     assert (longest > 500) == (effect < 0)
     if effect > 0:
-      assert not applied[-1000:].any()
+      assert not applied[-600:].any()
 
 
 # Whatever is observed.
