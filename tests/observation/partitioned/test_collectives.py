@@ -178,6 +178,15 @@ def test_the_line_named_is_the_innermost_of_the_user_and_its_path_that_of_its_im
   assert collectives.source_line([collectives.Frame(*each) for each in frames]) == shown
 
 
+def test_a_file_is_looked_up_once_for_all_collectives_of_a_program(monkeypatch):
+  looked, paths = [], sysconfig.get_paths()
+  monkeypatch.setattr(sysconfig, "get_paths", lambda: looked.append(1) or paths)
+  for line in range(50):
+    frame = collectives.Frame("/looked/up/once.py", line)
+    assert collectives.source_line([frame]) == f"once.py:{line}"
+  assert len(looked) == 1
+
+
 @pytest.mark.parametrize(("frames", "shown"), [
     ([JAX, FLAX, (*TRAINER, "Trainer.step"), ("/job/train.py", 3)], "flax/linen/linear.py:287"),
     ([JAX, FLAX, ("/job/layer.py", 12), ("/job/train.py", 3, "step"), ("/job/main.py", 9)],
