@@ -1,6 +1,7 @@
 """What was injected is what the timestamps say: which rank, how long, in which phase. Loose bounds:
 no benchmark."""
 
+import functools
 import time
 
 import jax
@@ -116,8 +117,14 @@ def test_a_late_rank_s_arrival(slow, settings):
   assert phases["update"] < INJECTED / 2
 
 
+@functools.cache
+def shared(share):
+  """A run in which arrivals are shared or not."""
+  return run(late_step(slow_forward), share=share)
+
+
 def test_stamps_are_in_order_on_every_rank():
-  pace, plan = run(late_step(slow_forward))
+  pace, plan = shared(True)
   timestamps = times(pace, plan)
   assert (timestamps > 0).all()
   assert (np.diff(timestamps, axis=2) >= 0).all()
@@ -130,7 +137,7 @@ def test_stamps_are_in_order_on_every_rank():
 
 @pytest.mark.parametrize("share", [True, None])
 def test_shared_arrivals_are_every_rank_s_own_and_others_the_rank_knows_alone(share):
-  pace, plan = run(late_step(slow_forward), share=share)
+  pace, plan = shared(share)
   known = np.asarray(pace.arrivals)  # [ranks, ranks]
   assert bool(plan.share) == bool(share)
   np.testing.assert_array_equal(np.isfinite(known), np.eye(RANKS, dtype=bool) | bool(share))
