@@ -94,9 +94,8 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
   if facts.doubt:
     said = Verdict.DOUBT.say(doubt=facts.doubt, waiting=percent(earliness / step_time.mean))
     return Sentence(said.code, _with_gaps(facts, said, 0.0))
-  pauses = facts.few_pauses
-  if pauses:
-    return Sentence(Verdict.FEW_PAUSES, _paused(pauses[0], facts.selected.size))
+  if facts.few_pauses:
+    return _only_paused(facts)
   unnamed = facts.unnamed
   if unnamed:
     where = (f"is for rank {unnamed.rank} in few steps" if unnamed.few and unnamed.rank is not None
@@ -114,14 +113,18 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
   return Verdict.HEALTHY.say("waiting", waiting=waiting, largest=_largest(facts))
 
 
+def _only_paused(facts: Diagnosis) -> Sentence:
+  return Sentence(Verdict.FEW_PAUSES, "No lasting fault, but "
+                  + _paused(facts.few_pauses[0], facts.selected.size))
+
+
 def _paused(pauses: FewPauses, counted: int) -> str:
   took = f"{pauses.cause} took {percent(pauses.share)} of the time"
   if len(pauses.steps) > 1:
     most = "" if pauses.most_in is None else f", most of it in step {pauses.most_in}"
-    return (f"No lasting fault, but long pauses: {took} in {plural(len(pauses.steps), 'step')}"
-            f"{most}; see the notes.")
-  return (f"No lasting fault, but one long pause: {took}, all of it in step {pauses.steps[0]}. How "
-          f"often such a pause comes does not show in {plural(counted, 'step')}.")
+    return (f"long pauses: {took} in {plural(len(pauses.steps), 'step')}{most}; see the notes.")
+  return (f"one long pause: {took}, all of it in step {pauses.steps[0]}. How often such a pause "
+          f"comes does not show in {plural(counted, 'step')}.")
 
 
 def _lasting(facts: Diagnosis) -> tuple[float, Sentence | None]:
@@ -187,9 +190,12 @@ def _found(facts: Diagnosis) -> Sentence:
   if others:
     said = f"{said} Then: {joined(others)}."
   if (worth := sum(_worth(facts, finding) for finding in facts.findings)) >= COSTLY:
-    return Sentence(facts.findings[0].mode, _with_gaps(facts, said, worth))
+    said = _with_gaps(facts, said, worth)
+    if facts.few_pauses and facts.few_pauses[0].share > facts.findings[0].share:
+      said = f"{said} Besides, {_paused(facts.few_pauses[0], facts.selected.size)}"
+    return Sentence(facts.findings[0].mode, said)
   if facts.few_pauses:
-    return Sentence(Verdict.FEW_PAUSES, _paused(facts.few_pauses[0], facts.selected.size))
+    return _only_paused(facts)
   return Verdict.COSTS_LITTLE.say(largest=_largest(facts), said=said)
 
 

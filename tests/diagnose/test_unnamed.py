@@ -144,6 +144,16 @@ def test_a_link_that_is_down_once_is_told_among_transfers_that_are_all_uneven(se
   assert [numbers(note)[-1] for note in found.notes if note.code == Note.FEW_PAUSES] == told
 
 
+@pytest.mark.parametrize("late_ms, told", [(4, True), (40, False)])
+def test_a_pause_that_costs_more_than_the_finding_is_told_beside_it(late_ms, told):
+  compute, transfer = noisy(), np.full(STEPS, 2 * MS)
+  compute[2] += late_ms
+  transfer[120] += 1500 * MS
+  found = diagnose(make_run(*barrier((compute * MS).astype(np.int64), transfer)))
+  assert found.verdict.code == Verdict.PERSISTENT and found.findings[0].ranks == (2,)
+  assert ("Besides, one long pause" in found.verdict and "step 120" in found.verdict) == told
+
+
 @pytest.mark.parametrize("diagnosed, mode", [
     (lambda: with_long_transfers(list(range(3, STEPS, 4))), "fabric_contention"),
     (lambda: diagnose(paused(60.0, list(range(10, STEPS, 10)), "checkpoint")), "runtime_jitter")])
