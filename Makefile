@@ -23,9 +23,8 @@ demo: $(READY)
 # Files of tests are spread over the cores, in the order of their names: the last are quick, so no core waits long.
 SPREAD := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Tests as pytest rewrites them are kept for the next time, by machines as well that are told to keep no bytecode.
 test: $(READY)
-	PYTHONDONTWRITEBYTECODE= JAXPACE_QUICK_TESTS=1 $(BIN)/python -m pytest $(SPREAD) -m "not long"
+	JAXPACE_QUICK_TESTS=1 $(BIN)/python -m pytest $(SPREAD) -m "not long"
 
 test-all: $(READY)
 	$(BIN)/python -m pytest $(SPREAD)
