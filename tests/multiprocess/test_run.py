@@ -370,7 +370,8 @@ def local_roles(tmp_path, first):
 @pytest.mark.long
 def test_a_process_that_runs_nothing_of_the_step_has_no_ranks_and_says_so(tmp_path):
   out = local_roles(tmp_path, "act")
-  assert "Process 1 ran nothing of the step, act: what it ran is not recorded, learn." in out
+  assert ("Process 1 ran nothing of the step, act (train.py:9, without gradients): what it ran is "
+          "not recorded, learn (train.py:12)." in out)
   run = read_run(tmp_path / "seen")
   assert (len(run.steps), run.ranks_in_all, run.silent.tolist()) == (60, 2, [])
 
