@@ -163,9 +163,8 @@ def _transfers(case: EvidenceInputs, places: list[straggler.Bad],
   return [straggler.find_slow(case, bad, found) if bad else found]
 
 
-# What costs much and is no finding: few long pauses, be they between steps or in transfers, and
-# waiting without a cause that shows. No rule of a failure mode speaks of it, for want of steps, of
-# a lasting rank or of a floor; the notes and the verdict do.
+# What costs much and is no finding: few long pauses, between steps or in transfers, and waiting
+# without a cause that shows. The notes and the verdict speak of it.
 
 _UNMEASURED = {
     "runtime": "gaps between steps, for no cause that was recorded,",
@@ -173,8 +172,7 @@ _UNMEASURED = {
 _TRANSFERS = "transfers far longer than usual, as when a process stops or is cut off for a while,"
 _FAR = 10.0
 """Where long transfers are common, or a finding, one that takes so many times longer than nine in
-ten of all is a pause by itself. Chosen by hand: those of four processes on two cores reach 11 once
-in 399, which takes 2 % of the time, too little to be told; a link down for 5 s, 146 (measured)."""
+ten of all is a pause: four processes on two cores reach 11 once in 399, a link down for 5 s 146."""
 
 
 def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
@@ -191,8 +189,7 @@ def few_pauses(case: EvidenceInputs) -> tuple[FewPauses, ...]:
   gap = np.nan_to_num(case.totals.per_step[own])
   # what all ranks do alike: one that pauses alone makes the others wait
   alone = np.nan_to_num(case.totals.earliness.sum(axis=0))
-  meant = on_purpose(run)
-  longer = gap - np.median(gap[selected.mask]) - meant
+  longer = gap - np.median(gap[selected.mask]) - on_purpose(run)
   unmeasured = np.maximum(longer - alone, 0.0)
   with_waiting = 1.0 + ratio(case.totals.waiting_gap, longer, 0.0)
   causes: list[tuple[str, np.ndarray]] = []
