@@ -71,10 +71,11 @@ def test_open_mpi_5_on_one_host_agrees_on_a_port_of_its_own():
   assert all(61440 <= int(p.coordinator.rpartition(":")[2]) <= 65535 for p in (*places, other))
 
 
-# As MPICH starts processes: one itself and one by way of a shell; each says its number.
+# As MPICH starts processes: one itself and one by way of a shell; each says its number, and stays
+# what it is: in the moment of an `exec` a process has no variables.
 MPICH = """
-PMI_RANK=0 sh -c 'echo $$; exec sleep 60' &
-PMI_RANK=1 sh -c "sh -c 'echo \\$\\$; exec sleep 60'; exit" &
+PMI_RANK=0 sh -c 'echo $$; sleep 60; :' &
+PMI_RANK=1 sh -c "sh -c 'echo \\$\\$; sleep 60; :'; exit" &
 wait
 """
 
