@@ -104,7 +104,7 @@ class SettingsJson(Struct):
   max_hold: Seconds | None = None
   pacer: Line | None = None
   clock: Line | None = None
-  step: FoundStepJson | None = None
+  step: FoundStepJson | Line | None = None
 
 
 class RunFile(Struct):

@@ -60,13 +60,16 @@ class Loop:
 
 
 def step_found(info: Mapping[str, Any]) -> Mapping[str, Any]:
-  """What `run.json` says was found to be the step, last and in the loops before; empty where it was
-  named.
+  """What `run.json` says was found to be the step, last and in the loops before; empty where a
+  function was instrumented or observed, whose name it may say.
 
   >>> step_found({"settings": {"step": {"programs": ["fit"]}}}), step_found({"settings": None})
   ({'programs': ['fit']}, {})
+  >>> step_found({"settings": {"step": "train_step"}})
+  {}
   """
-  return (info.get("settings") or {}).get("step") or {}
+  said = (info.get("settings") or {}).get("step")
+  return said if isinstance(said, Mapping) else {}
 
 
 def loops_in(info: Mapping[str, Any], last: int) -> list[Loop]:

@@ -30,7 +30,7 @@ def test_two_processes_of_which_one_is_late(tmp_path: pathlib.Path) -> None:
   assert f"late: injected: rank 1, {1e3 * LATE:.1f} ms; found: rank 1" in done.stdout
   report = json.loads((tmp_path / "report.json").read_text())
   assert sum(report["shares"].values()) == pytest.approx(1, abs=1e-6)
-  assert report["ranks"] == report["processes"] == 2
+  assert report["ranks"] == report["processes"] == 2 and report["problems"] == []
   late = next(row for row in report["per_rank"] if row["rank"] == 1)
   # two busy cores: the quiet bound is tested elsewhere
   assert late["lateness"] == pytest.approx(LATE, rel=0.25)

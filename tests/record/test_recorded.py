@@ -85,7 +85,8 @@ def test_under_pmap(tmp_path: pathlib.Path) -> None:
   with jaxpace.recorded(tmp_path, paced, step, devices=devices) as short:
     for batch in batches():
       state, _ = short(state, batch.reshape(RANKS, 4, 3))
-  assert list(read_run(tmp_path).steps) == list(range(STEPS))
+  run = read_run(tmp_path)
+  assert list(run.steps) == list(range(STEPS)) and not run.problems
 
 
 def test_the_usual_slips_are_named(tmp_path: pathlib.Path, mesh: jax.sharding.Mesh) -> None:
