@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import select
 import sys
 import tempfile
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.usage = "jaxpace run [options] -- COMMAND [ARGUMENT ...]"
   parser.epilog = EPILOG
   parser.add_argument("--out", type=_directory, metavar="RUN",
-                      help="run directory (default: runs/<time>-<pid> of process 0)")
+                      help="run directory (default: runs/<time>-<random> of process 0)")
   parser.add_argument("--match", default="", metavar="NAME",
                       help="name of the step's program, such as train_step or 'train*', where it "
                            "shall not be found")
@@ -80,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            "else JAX's own choice)")
   parser.add_argument("--logs", type=_directory, metavar="DIR",
                       help="directory of the logs, process-0.log and so on, of what each process "
-                           "writes to stdout and stderr (default: runs/launch-<time>-<pid>)")
+                           "writes to stdout and stderr (default: runs/launch-<time>-<random>)")
   parser.add_argument("--show", choices=("first", "all", "none"),
                       help="whose log appears live on stdout: process 0's, everyone's with the "
                            "process number before each line, or nobody's (default: first)")
@@ -115,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
   if args.nproc is None and (given := [name for name in _OF_JOBS if vars(args)[name] is not None]):
     raise UserError(f"--{given[0]} is about the processes that jaxpace run starts: give --nproc N "
                     "as well, or leave it out.")
-  name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+  # No process's number: containers that share a disk may all have the same.
+  name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
   os.environ.pop(UNSEEN, None)
   if args.no_record:
     os.environ.pop(RUN, None)
