@@ -297,7 +297,7 @@ class Instrumented(InstrumentedFunction):
       self._warned = True
       _LOG.warning("%s", untimed[0])
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
-                                  phases_apart=self.phases, overlap=clock.name == "stream")
+                                  phases_apart=self.phases, overlap=clock.in_stream)
     carrier, reason = piggyback.chosen(
         self.share_wanted, written.carrier, clock, self.pacer, self.axis,
         self._platform or jax.default_backend())

@@ -31,6 +31,7 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxpace
 from experiments.labs.gpu import transformer
 from experiments.labs.gpu.compiled_steps import OBSERVED, RANKS, gpus, placed
+from experiments.labs.gpu.whole_loop import host_operations
 from experiments.lib import measured
 from jaxpace.core.observed import KINDS
 from jaxpace.observation.clocks.native.library import MARK
@@ -87,7 +88,7 @@ def observed(name: str) -> dict[str, Any]:
   taken = time.monotonic() - began
   (was, others), (now, others_now) = _program(before), _program(after)
   marked = re.findall(rb"jaxpace_mark\.(\d+)", b"".join(now))
-  timed = collections.Counter(tag for each in tags.values() for tag in each)
+  timed = {tag for each in tags.values() for tag in each}
   wrong = [] if _without(now) == was and others == others_now else ["more than timestamps differ"]
   if len(timed) != len(found):
     wrong.append(f"{len(timed)} of {len(found)} collectives have timestamps")
@@ -103,12 +104,11 @@ def observed(name: str) -> dict[str, Any]:
 
 _OWN = re.compile(rb"jaxpace_(stamp|delay|hold|note)")
 _NO_WORK = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all"}
-_HOST = re.compile(rb"callback|SendToHost|RecvFromHost|MoveToHost|MoveToDevice")
 
 
 def schedule(module: bytes) -> list[str]:
   """What a compiled program does, in order: "stamp", "delay", "hold" and "note" of jaxpace, "copy",
-  "start" and "done" of a collective, "product", "branch", "host", "kernel"."""
+  "start" and "done" of a collective, "product", "branch", "kernel"."""
   program = collectives.Program(module)
   run = [placed for placed in program.run() if placed.opcode not in _NO_WORK]
   # What is started on another stream goes by the name of its start, and is there already.
@@ -126,8 +126,6 @@ def _kinds(placed: collectives.Placed, said: bytes) -> list[str]:
     return ["start", "done"]
   if opcode.endswith(("-start", "-done")) and not opcode.startswith("copy"):
     return [opcode.rpartition("-")[2]]
-  if _HOST.search(said):
-    return ["host"]
   if opcode in ("while", "conditional"):
     return ["branch"]
   if opcode.startswith(("copy", "slice", "dynamic-slice")) or name.startswith("wrapped_slice"):
@@ -150,8 +148,9 @@ def beside(kinds: Sequence[str]) -> int:
              for kind, running in zip(kinds, under_way, strict=True))
 
 
-def problems(kinds: Sequence[str], delayed: bool) -> list[str]:
-  """What is out of order: a timestamp that would tell a lie, a delay that would come too late."""
+def problems(kinds: Sequence[str], delayed: bool, host: Sequence[str] = ()) -> list[str]:
+  """What is out of order: a timestamp that would tell a lie, a delay that would come too late.
+  `host` is what goes through the host."""
   places = collections.defaultdict(list)
   for place, kind in enumerate(kinds):
     places["stamp" if kind == "delay" else kind].append(place)
@@ -165,7 +164,7 @@ def problems(kinds: Sequence[str], delayed: bool) -> list[str]:
           not any(products[-1] < stamp < begun[-1] for stamp in stamps),
       "no timestamp after the last collective but the one at the end of the step":
           not any(stamp > done[-1] for stamp in stamps[:-1]),
-      "it has branches or goes to the host": bool(places["branch"] or places["host"])}
+      "it has branches or goes to the host": bool(places["branch"] or host)}
   return [what for what, is_so in wrong.items() if is_so]
 
 
@@ -211,21 +210,22 @@ def instrumented(size: str) -> list[dict[str, Any]]:
 
 
 def _compiled(step: Callable[..., Any], arguments: tuple[Any, ...], specs: Any, results: Any,
-              mesh: Mesh) -> tuple[list[str], collections.Counter[str], int]:
-  """(its schedule, its kernels, numbers in its collectives)."""
+              mesh: Mesh) -> tuple[list[str], collections.Counter[str], int, list[str]]:
+  """(its schedule, its kernels, bytes in its collectives, what goes through the host)."""
   mapped = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=results, check_vma=False)
   compiled = jax.jit(mapped, donate_argnums=tuple(range(len(arguments) - 1))).lower(
       *arguments).compile()
   module = bytes(compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto())
   found = collectives.found_in(collectives.Program(module), RANKS)
-  return (schedule(module), kernels(str(compiled.as_text())), sum(one.bytes for one in found))
+  text = str(compiled.as_text())
+  return schedule(module), kernels(text), sum(one.bytes for one in found), host_operations(text)
 
 
 def _beside(name: str, bare: tuple[Any, ...], one: tuple[Any, ...], delayed: bool
             ) -> dict[str, Any]:
-  (before, own, reduced), (after, others, reduced_now) = bare, one
+  (before, own, reduced, _), (after, others, reduced_now, host) = bare, one
   was, now = collections.Counter(before), collections.Counter(after)
-  began, begin, wrong = starts(before), starts(after), problems(after, delayed)
+  began, begin, wrong = starts(before), starts(after), problems(after, delayed, host)
   if np.mean(begin) > np.mean(began) + 0.05:
     wrong.append("collectives start later")
   return {"step": name, "jax": jax.__version__, "problems": wrong,

@@ -23,14 +23,10 @@ import jax
 
 from jaxpace.hosts.distributed import client
 from jaxpace.hosts.distributed.client import coordinator_address, process_count, process_index
-from jaxpace.hosts.launch.environment import ADDRESS, COUNT, INDEX
+from jaxpace.hosts.launch.environment import ADDRESS, COUNT, INDEX, MPI_VARIABLES
 
 _log = logging.getLogger("jaxpace")
 POD_INDEX = "JOB_COMPLETION_INDEX"  # an indexed Kubernetes Job sets it in every pod
-_MPI_VARIABLES = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI 5
-    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +62,7 @@ def place_from_environment(env: Mapping[str, str]) -> Place | None:
                  _checked_address(str(given[ADDRESS])))
   if "OMPI_MCA_orte_hnp_uri" in env:  # Open MPI 4 and older: JAX detects them itself
     return None
-  for count_name, index_name, local_name in _MPI_VARIABLES:
+  for count_name, index_name, local_name in MPI_VARIABLES:
     if env.get(count_name, "1") == "1" or index_name not in env or "SLURM_STEP_NODELIST" in env:
       continue
     address = env.get(ADDRESS)

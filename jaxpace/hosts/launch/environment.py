@@ -23,11 +23,17 @@ UNSEEN = "JAXPACE_RUN_UNSEEN"
 perhaps, which write into it."""
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 LOOPBACK = "127.0.0.1"
+MPI_VARIABLES = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI 5
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+)
+"""In which MPI launchers say how many processes there are, which this is, and how many are on its
+host."""
 
 
 def started_together(env: Mapping[str, str]) -> int:
   """Returns of how many processes that a launcher started this one is, as far as variables say."""
-  names = (COUNT, "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+  names = (COUNT, "SLURM_STEP_NUM_TASKS", *(count for count, _, _ in MPI_VARIABLES))
   return max(int(text) if (text := env.get(name, "")).isdecimal() else 1 for name in names)
 
 
